@@ -1,0 +1,42 @@
+"""libbmoe from Python: codes become exceptions, lifetimes are owned. Importing loads no library."""
+
+from bmoe_native._lib import build_info
+from bmoe_native.engine import Engine
+from bmoe_native.errors import (
+    ArgumentError,
+    BusyError,
+    CancelledError,
+    ClosedError,
+    EngineError,
+    EngineMemoryError,
+    ForkedError,
+    LibraryError,
+    ModelError,
+    StateError,
+    TemplateError,
+    TooLongError,
+    UnsupportedError,
+)
+from bmoe_native.types import Counters, Info, PrefillResult, Prompt
+
+__all__ = [
+    "ArgumentError",
+    "BusyError",
+    "CancelledError",
+    "ClosedError",
+    "Counters",
+    "Engine",
+    "EngineError",
+    "EngineMemoryError",
+    "ForkedError",
+    "Info",
+    "LibraryError",
+    "ModelError",
+    "PrefillResult",
+    "Prompt",
+    "StateError",
+    "TemplateError",
+    "TooLongError",
+    "UnsupportedError",
+    "build_info",
+]

@@ -1,0 +1,185 @@
+#include "engine.h"
+
+#include <algorithm>
+#include <cinttypes>
+#include <cstring>
+#include <thread>
+
+#include "error.h"
+#include "ggml-backend.h"
+#include "os/cpu.h"
+#include "os/memory.h"
+
+namespace bmoe {
+
+namespace {
+
+constexpr int32_t DEFAULT_CTX = 4096;
+constexpr int32_t DEFAULT_UBATCH = 512;
+
+template <size_t N>
+void put_text(char (&field)[N], const std::string &text) {
+    const std::string shown = legible(text);
+    const size_t n = std::min(shown.size(), N - 1);
+    memcpy(field, shown.data(), n);
+    field[n] = '\0';
+}
+
+// Progress is reported to a hook that knows no llama.cpp type, and remembers that it said stop.
+struct Progress {
+    bmoe_progress_fn hook;
+    void *user;
+    bool stopped;
+    static bool step(float fraction, void *self) {
+        auto *progress = static_cast<Progress *>(self);
+        if (progress->hook && progress->hook(fraction, progress->user) != 0) progress->stopped = true;
+        return !progress->stopped;
+    }
+};
+
+std::string why(const LogSink &log) {
+    return log.last_error.empty() ? "llama.cpp gave no reason" : log.last_error;
+}
+
+}  // namespace
+
+Engine::Engine(const std::string &path, const bmoe_open_params &params) : poll_(params.poll), poll_user_(params.poll_user) {
+    log_.hook = params.log;
+    log_.user = params.log_user;
+    log_.level = params.log_level;
+    LogScope scope(&log_);
+    file_ = inspect_model(path);
+    load_model(path, params);
+    specials_ = std::make_unique<SpecialTokens>(vocab());
+    load_template(params);
+    if (!params.inspect) create_context(params);
+    fill_info();
+    counters_.size_bytes = sizeof counters_;
+}
+
+Engine::~Engine() {
+    LogScope scope(&log_);
+    context_.reset();
+    threads_.reset();
+    model_.reset();
+}
+
+void Engine::load_model(const std::string &path, const bmoe_open_params &params) {
+    llama_model_params model = llama_model_default_params();
+    Progress progress{params.progress, params.progress_user, false};
+    model.progress_callback = Progress::step;
+    model.progress_callback_user_data = &progress;
+    model.n_gpu_layers = 0;
+    if (params.inspect) {
+        model.no_alloc = true;
+        model.load_mode = LLAMA_LOAD_MODE_NONE;  // a mapping would be populated
+    }
+    std::vector<const char *> shards;
+    for (const std::string &shard : file_.shards) shards.push_back(shard.c_str());
+    model_.reset(shards.size() == 1 ? llama_model_load_from_file(shards[0], model)
+                                    : llama_model_load_from_splits(shards.data(), shards.size(), model));
+    if (progress.stopped) fail(BMOE_E_CANCELLED, "loading %s was cancelled", legible(path).c_str());
+    if (!model_) fail(BMOE_E_MODEL, "llama.cpp cannot load %s: %s", legible(path).c_str(), why(log_).c_str());
+    if (llama_model_has_encoder(model_.get())) fail(BMOE_E_MODEL, "%s is an encoder-decoder model, which has no plain next token", legible(path).c_str());
+    if (llama_model_is_diffusion(model_.get())) fail(BMOE_E_MODEL, "%s is a diffusion model, which has no next token", legible(path).c_str());
+    if (llama_vocab_type(vocab()) == LLAMA_VOCAB_TYPE_NONE) fail(BMOE_E_MODEL, "%s holds no tokenizer", legible(path).c_str());
+}
+
+void Engine::load_template(const bmoe_open_params &params) {
+    std::string text;
+    if (params.chat_template) {
+        text.assign(params.chat_template, params.chat_template_bytes);
+    } else if (const char *own = llama_model_chat_template(model_.get(), nullptr)) {
+        text = own;
+    }
+    if (text.find_first_not_of(" \t\r\n") == std::string::npos) {
+        if (params.chat_template) fail(BMOE_E_TEMPLATE, "the chat template given is empty");
+        return;
+    }
+    const auto piece = [&](llama_token token) { return token == LLAMA_TOKEN_NULL ? "" : detokenize(vocab(), {token}, true); };
+    try {
+        template_ = std::make_unique<ChatTemplate>(text, piece(llama_vocab_bos(vocab())), piece(llama_vocab_eos(vocab())));
+    } catch (const Error &error) {
+        if (params.chat_template) throw;
+        // A broken template in the file must not keep raw prompts from working: it counts as none, and that is said.
+        log_line(log_, BMOE_LOG_WARN, std::string("the model's own template is not usable: ") + error.what());
+    }
+}
+
+const ChatTemplate &Engine::chat_template() const {
+    if (!template_) fail(BMOE_E_TEMPLATE, "this model's file holds no usable chat template: give one, or send a raw prompt without a template");
+    return *template_;
+}
+
+void Engine::create_context(const bmoe_open_params &params) {
+    const int32_t n_ctx_train = std::max(llama_model_n_ctx_train(model_.get()), 0);
+    const int32_t limit = n_ctx_train > 0 ? n_ctx_train : DEFAULT_CTX;
+    if (params.n_ctx > limit) fail(BMOE_E_ARGUMENT, "a context of %d tokens is more than the %d this model was trained for", params.n_ctx, limit);
+    info_.n_ctx = params.n_ctx > 0 ? params.n_ctx : std::min(DEFAULT_CTX, limit);
+    info_.n_ubatch = std::min(params.n_ubatch > 0 ? params.n_ubatch : DEFAULT_UBATCH, info_.n_ctx);
+    info_.n_threads = params.n_threads > 0 ? params.n_threads : os::usable_cpus();
+    info_.kv_type = params.kv_type;
+
+    const int64_t kv_bytes = file_.kv_bytes_per_token * info_.n_ctx * (params.kv_type == BMOE_KV_F32 ? 2 : 1);
+    const int64_t available = os::available_bytes();
+    if (available > 0 && kv_bytes > available) {
+        fail(BMOE_E_MEMORY, "a context of %d tokens takes %" PRId64 " MiB of KV cache, and %" PRId64 " MiB are available; use a smaller context",
+             info_.n_ctx, kv_bytes >> 20, available >> 20);
+    }
+    llama_context_params context = llama_context_default_params();
+    context.n_ctx = static_cast<uint32_t>(info_.n_ctx);
+    context.n_batch = static_cast<uint32_t>(info_.n_ubatch);
+    context.n_ubatch = static_cast<uint32_t>(info_.n_ubatch);
+    context.n_outputs_max = 1;
+    context.swa_full = false;  // a window is kept as a window
+    context.n_threads = info_.n_threads;
+    context.n_threads_batch = info_.n_threads;
+    context.type_k = params.kv_type == BMOE_KV_F32 ? GGML_TYPE_F32 : GGML_TYPE_F16;
+    context.type_v = context.type_k;
+    context.abort_callback = should_stop;
+    context.abort_callback_data = this;
+    log_.last_error.clear();
+    context_.reset(llama_init_from_model(model_.get(), context));
+    if (!context_) {
+        const bool memory = log_.last_error.find("alloc") != std::string::npos;
+        fail(memory ? BMOE_E_MEMORY : BMOE_E_MODEL, "llama.cpp cannot create a context of %d tokens: %s", info_.n_ctx, why(log_).c_str());
+    }
+    if (info_.n_threads > 1) {
+        // Without a pool of its own a context would start and join its threads at every graph.
+        ggml_threadpool_params pool = ggml_threadpool_params_default(info_.n_threads);
+        threads_.reset(ggml_threadpool_new(&pool));
+        if (!threads_) fail(BMOE_E_MEMORY, "cannot start %d threads", info_.n_threads);
+        llama_attach_threadpool(context_.get(), threads_.get(), threads_.get());
+    }
+}
+
+void Engine::fill_info() {
+    info_.size_bytes = sizeof info_;
+    put_text(info_.arch, file_.arch);
+    put_text(info_.name, file_.name);
+    put_text(info_.quantization, llama_ftype_name(llama_model_ftype(model_.get())));
+    info_.n_params = static_cast<int64_t>(llama_model_n_params(model_.get()));
+    info_.weights_bytes = file_.weights_bytes;
+    info_.experts_bytes = file_.experts_bytes;
+    info_.n_layer = llama_model_n_layer(model_.get());
+    info_.n_moe_layer = file_.n_moe_layer;
+    info_.n_expert = file_.n_expert;
+    info_.n_expert_used = file_.n_expert_used;
+    info_.n_embd = llama_model_n_embd(model_.get());
+    info_.n_vocab = llama_vocab_n_tokens(vocab());
+    info_.n_ctx_train = llama_model_n_ctx_train(model_.get());
+    info_.n_swa = llama_model_n_swa(model_.get());
+    info_.n_shards = static_cast<int32_t>(file_.shards.size());
+    info_.is_recurrent = llama_model_is_recurrent(model_.get());
+    info_.is_hybrid = llama_model_is_hybrid(model_.get());
+    info_.has_template = template_ != nullptr;
+    info_.adds_bos = llama_vocab_get_add_bos(vocab()) && llama_vocab_bos(vocab()) != LLAMA_TOKEN_NULL;
+    info_.think_ctl = template_ ? template_->think_ctl() : BMOE_THINK_NONE;
+}
+
+void Engine::require_context() const {
+    if (!broken_.empty()) fail(BMOE_E_INTERNAL, "the engine failed before (%s) and can only be closed", broken_.c_str());
+    if (!context_) fail(BMOE_E_UNSUPPORTED, "the engine was opened to inspect the model only, without weights");
+}
+
+}  // namespace bmoe

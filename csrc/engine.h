@@ -1,0 +1,94 @@
+// One model, one context, one chat template.
+#pragma once
+
+#include <atomic>
+#include <chrono>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "bmoe.h"
+#include "ggml-cpu.h"
+#include "llama.h"
+#include "log.h"
+#include "model_file.h"
+#include "render.h"
+#include "special_tokens.h"
+
+namespace bmoe {
+
+struct FreeModel {
+    void operator()(llama_model *model) const { llama_model_free(model); }
+};
+struct FreeContext {
+    void operator()(llama_context *context) const { llama_free(context); }
+};
+struct FreeThreads {
+    void operator()(ggml_threadpool *threads) const { ggml_threadpool_free(threads); }
+};
+
+class Engine {
+  public:
+    // Throws Error. params is complete (defaults filled in by the caller).
+    Engine(const std::string &path, const bmoe_open_params &params);
+    ~Engine();
+    Engine(const Engine &) = delete;
+    Engine &operator=(const Engine &) = delete;
+
+    const bmoe_info &info() const { return info_; }
+    const bmoe_counters &counters() const { return counters_; }
+    const llama_vocab *vocab() const { return llama_model_get_vocab(model_.get()); }
+    const SpecialTokens &specials() const { return *specials_; }
+    const ChatTemplate &chat_template() const;  // throws when the model has none
+    LogSink *log() { return &log_; }
+
+    // prefill.cpp
+    void prefill(const std::vector<llama_token> &tokens);
+    int32_t position() const { return position_; }
+    const float *logits() const;  // [n_vocab], valid until the next call that moves the state
+    void request_cancel() { cancel_ = true; }
+    void clear_cancel() { cancel_ = false; }
+
+    // state.cpp
+    size_t state_size() const;
+    size_t save_state(void *bytes, size_t capacity) const;
+    void load_state(const void *bytes, size_t n_bytes);
+    void drop_state();
+    void keep_state(int32_t n_tokens);
+
+    // Throws when the engine was opened for inspection only, or failed in a way that leaves nothing to rely on.
+    void require_context() const;
+
+    std::atomic<bool> busy{false};  // while a call runs; a closed engine stays so
+
+  private:
+    void load_model(const std::string &path, const bmoe_open_params &params);
+    void load_template(const bmoe_open_params &params);
+    void create_context(const bmoe_open_params &params);
+    void fill_info();
+
+    bool trim(int32_t n_tokens);
+    void decode(llama_token *tokens, int32_t n_tokens, bool last);
+    void undo_prefill(int32_t position);
+    static bool should_stop(void *engine);
+
+    LogSink log_;
+    ModelFile file_;
+    bmoe_info info_{};
+    bmoe_counters counters_{};
+    std::unique_ptr<ggml_threadpool, FreeThreads> threads_;  // outlives the context that computes on it
+    std::unique_ptr<llama_model, FreeModel> model_;
+    std::unique_ptr<llama_context, FreeContext> context_;
+    std::unique_ptr<SpecialTokens> specials_;
+    std::unique_ptr<ChatTemplate> template_;
+
+    bmoe_poll_fn poll_ = nullptr;
+    void *poll_user_ = nullptr;
+    std::chrono::steady_clock::time_point last_poll_{};
+    std::atomic<bool> cancel_{false};
+    int32_t position_ = 0;
+    bool has_logits_ = false;
+    std::string broken_;  // why only close() is left
+};
+
+}  // namespace bmoe

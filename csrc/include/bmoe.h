@@ -1,0 +1,269 @@
+/* bmoe.h - the whole public face of libbmoe. C99, also valid C++17.
+ *
+ * One engine is one GGUF model, one context and one chat template. What is not declared here is not
+ * exported. The same text, preprocessed with -DBMOE_CDEF, is what Python's cffi parses.
+ *
+ * RULES THAT HOLD FOR EVERY CALL
+ *   status    a call that can fail returns BMOE_OK (0) or a negative bmoe_status; the reason, one line,
+ *             is then bmoe_last_error(engine) in the thread that made the call
+ *   handles   a bmoe_engine* is a name, not an address: using one after bmoe_close(), after fork() in the
+ *             child, or one that never was, is BMOE_E_CLOSED and touches nothing
+ *   threads   one call at a time per engine: a second one is refused with BMOE_E_BUSY, it neither waits
+ *             nor races. bmoe_cancel() and bmoe_last_error() may be called from any thread at any time.
+ *             Two engines, also of the same file, are independent
+ *   text      bytes with a length; a zero byte is text like any other. Invalid UTF-8 is tokenized as bytes
+ *   buffers   belong to the caller. Where one is too small the call returns BMOE_E_TOO_SMALL, has written
+ *             nothing into it, and has set the size needed; NULL with capacity 0 asks for the size
+ *   structs   begin with size_bytes, set by their bmoe_*_init(); fields are only ever added at the end
+ *   hooks     run on the calling thread while a call is in progress; they may call bmoe_cancel() and
+ *             nothing else of the engine. What they are given is lent for the duration of the hook
+ *   output    the library writes nothing to any stream; what it has to say goes to the log hook
+ */
+#ifndef BMOE_H
+#define BMOE_H
+
+#ifdef BMOE_CDEF
+#define BMOE_API
+#else
+#include <stddef.h>
+#include <stdint.h>
+#if defined(__GNUC__)
+#define BMOE_API __attribute__((visibility("default")))
+#else
+#define BMOE_API
+#endif
+#ifdef __cplusplus
+extern "C" {
+#endif
+#endif
+
+/* Moves with any change of a signature, a layout or an enum value. */
+enum bmoe_abi { BMOE_ABI_VERSION = 1 };
+
+typedef struct bmoe_engine bmoe_engine;
+
+enum bmoe_status {
+    BMOE_OK = 0,
+    BMOE_E_ARGUMENT = -1,    /* an argument is outside what its call documents; nothing changed */
+    BMOE_E_CLOSED = -2,      /* no open engine in this process goes by this handle */
+    BMOE_E_BUSY = -3,        /* another call is running on this engine; nothing changed */
+    BMOE_E_TOO_SMALL = -4,   /* the caller's buffer; the size needed has been set */
+    BMOE_E_TOO_LONG = -5,    /* more tokens than the context has room for; nothing changed */
+    BMOE_E_CANCELLED = -6,   /* bmoe_cancel() or a hook stopped the call */
+    BMOE_E_MODEL = -7,       /* the file is missing, damaged, or no language model that can be run here */
+    BMOE_E_MEMORY = -8,      /* not enough memory */
+    BMOE_E_TEMPLATE = -9,    /* no chat template, or it refused the messages, or cannot be closed to reasoning */
+    BMOE_E_STATE = -10,      /* a saved state that does not belong here, or no logits to read yet */
+    BMOE_E_UNSUPPORTED = -11,/* this model's memory cannot do that; nothing changed */
+    BMOE_E_INTERNAL = -12    /* llama.cpp failed; only bmoe_close() makes sense afterwards */
+};
+
+enum bmoe_log_level { BMOE_LOG_DEBUG = 1, BMOE_LOG_INFO = 2, BMOE_LOG_WARN = 3, BMOE_LOG_ERROR = 4 };
+
+/* What the chat template lets a caller say about reasoning ("thinking"). */
+enum bmoe_think_ctl {
+    BMOE_THINK_NONE = 0,       /* the template knows no reasoning, or there is no template */
+    BMOE_THINK_SWITCH = 1,     /* it has a switch: off renders a prompt that the answer follows directly */
+    BMOE_THINK_CLOSED = 2,     /* it opens reasoning whatever the switch says; render closes the block */
+    BMOE_THINK_FREE = 3,       /* it knows reasoning but neither opens it nor has a switch: the model may open it */
+    BMOE_THINK_FORCED = 4      /* it opens reasoning and does not declare how to close it: off is refused */
+};
+
+enum bmoe_kv_type { BMOE_KV_F16 = 0, BMOE_KV_F32 = 1 };
+
+/* Bits of bmoe_token_attr(). A token has at least one of the first five. */
+enum bmoe_token_attr_bits {
+    BMOE_TOKEN_NORMAL = 1,
+    BMOE_TOKEN_CONTROL = 2,       /* special: never made from a caller's text; unknown tokens count here */
+    BMOE_TOKEN_USER_DEFINED = 4,  /* an added word of the vocabulary; text, not control */
+    BMOE_TOKEN_BYTE = 8,
+    BMOE_TOKEN_UNUSED = 16,
+    BMOE_TOKEN_END = 32           /* ends a generation */
+};
+
+/* text    one line, no line end, NUL-terminated */
+typedef void (*bmoe_log_fn)(int32_t level, const char *text, void *user);
+/* Nonzero stops the load: bmoe_open() then returns BMOE_E_CANCELLED.   fraction  0..1, rising */
+typedef int32_t (*bmoe_progress_fn)(float fraction, void *user);
+/* Called at most every 20 ms during a prefill, between two graph nodes. Nonzero cancels it. */
+typedef int32_t (*bmoe_poll_fn)(void *user);
+
+typedef struct bmoe_open_params {
+    size_t size_bytes;
+    int32_t n_ctx;             /* tokens of context, 1..n_ctx_train; 0: the smaller of 4096 and n_ctx_train */
+    int32_t n_ubatch;          /* widest piece of a prefill, tokens, 1..65536; 0: 512. Capped at n_ctx */
+    int32_t n_threads;         /* 1..512; 0: the CPUs this process may use (affinity and cgroup quota) */
+    int32_t kv_type;           /* bmoe_kv_type */
+    int32_t inspect;           /* 1: metadata only. No weight is read; what needs them is BMOE_E_UNSUPPORTED */
+    int32_t log_level;         /* least bmoe_log_level that reaches log; default BMOE_LOG_WARN */
+    const char *chat_template; /* Jinja text in place of the model's own; copied; NULL: the model's own */
+    size_t chat_template_bytes;
+    bmoe_log_fn log;           /* may be NULL */
+    void *log_user;
+    bmoe_progress_fn progress; /* may be NULL; called during bmoe_open() only */
+    void *progress_user;
+    bmoe_poll_fn poll;         /* may be NULL */
+    void *poll_user;
+} bmoe_open_params;
+
+typedef struct bmoe_info {
+    size_t size_bytes;
+    char arch[64];             /* general.architecture, cut at 63 bytes */
+    char name[128];            /* general.name, cut at 127 bytes; may be empty */
+    char quantization[64];     /* e.g. "Q4_K - Medium" */
+    int64_t n_params;
+    int64_t weights_bytes;     /* all tensors, all shards */
+    int64_t experts_bytes;     /* the part of weights_bytes that routed experts hold; 0 for a dense model */
+    int32_t n_layer;
+    int32_t n_moe_layer;       /* layers that hold routed experts */
+    int32_t n_expert;          /* per MoE layer; 0 for a dense model */
+    int32_t n_expert_used;     /* per token */
+    int32_t n_embd;
+    int32_t n_vocab;
+    int32_t n_ctx_train;
+    int32_t n_swa;             /* width of sliding-window attention, tokens; 0: none */
+    int32_t n_shards;          /* files the model is split into, 1 when whole */
+    int32_t n_ctx;             /* the following four: as opened; 0 where only inspected */
+    int32_t n_ubatch;
+    int32_t n_threads;
+    int32_t kv_type;
+    int32_t is_recurrent;      /* every layer keeps recurrent state */
+    int32_t is_hybrid;         /* some layers do */
+    int32_t has_template;      /* the file's own, or one given at open */
+    int32_t adds_bos;          /* prompts of this model begin with its BOS token */
+    int32_t think_ctl;         /* bmoe_think_ctl */
+} bmoe_info;
+
+/* Totals since bmoe_open(); they never fall. */
+typedef struct bmoe_counters {
+    size_t size_bytes;
+    int64_t n_prefill_tokens;  /* tokens computed, those of cancelled pieces not counted */
+    int64_t n_graphs;          /* prefill pieces computed */
+    double prefill_s;          /* wall seconds inside bmoe_prefill() */
+    double prefill_cpu_s;      /* CPU seconds of the whole process during them */
+    int64_t n_major_faults;    /* page faults of the process during them that had to read */
+} bmoe_counters;
+
+typedef struct bmoe_message {
+    const char *role;          /* NUL-terminated: "system", "user" or "assistant" */
+    const char *content;       /* may be NULL when content_bytes is 0 */
+    size_t content_bytes;
+} bmoe_message;
+
+/* A half-open range of bytes [begin, end) of a text. */
+typedef struct bmoe_span {
+    size_t begin;
+    size_t end;
+} bmoe_span;
+
+/* BMOE_ABI_VERSION of the library; a caller compares it with the one it was compiled against. */
+BMOE_API int32_t bmoe_abi_version(void);
+/* Versions of bmoe and of llama.cpp, and how it was built; one line, static. */
+BMOE_API const char *bmoe_build_info(void);
+
+/* Fill *params with the defaults. NULL is allowed and does nothing. */
+BMOE_API void bmoe_open_params_init(bmoe_open_params *params);
+
+/* Open a GGUF model.
+ *   engine    set to a handle that is never reused, or to NULL on an error
+ *   path      of the model, or of the first file of a split one; bytes, NUL-terminated
+ *   params    NULL: the defaults
+ *   error     gets the reason, NUL-terminated and cut to error_cap bytes; may be NULL with error_cap 0
+ *   returns   BMOE_OK, BMOE_E_ARGUMENT, BMOE_E_MODEL, BMOE_E_MEMORY, BMOE_E_TEMPLATE (an override that
+ *             does not parse), BMOE_E_CANCELLED (the progress hook said so), BMOE_E_INTERNAL
+ *   note      the file is mapped, not copied: while the engine is open it must not be changed */
+BMOE_API int32_t bmoe_open(bmoe_engine **engine, const char *path, const bmoe_open_params *params, char *error,
+                           size_t error_cap);
+
+/* Free everything. A call running in another thread is cancelled and waited for. NULL, an engine closed
+ * before and one inherited through fork() are allowed and do nothing. Not from a hook. */
+BMOE_API void bmoe_close(bmoe_engine *engine);
+
+/* Why this thread's last failed call on this engine failed. Never NULL; lent until this thread's next call. */
+BMOE_API const char *bmoe_last_error(const bmoe_engine *engine);
+
+/* info->size_bytes must be sizeof(bmoe_info) of the caller. Returns BMOE_OK, BMOE_E_ARGUMENT. */
+BMOE_API int32_t bmoe_get_info(bmoe_engine *engine, bmoe_info *info);
+/* counters->size_bytes must be sizeof(bmoe_counters) of the caller. Returns BMOE_OK, BMOE_E_ARGUMENT. */
+BMOE_API int32_t bmoe_get_counters(bmoe_engine *engine, bmoe_counters *counters);
+
+/* Messages to a prompt, through the chat template.
+ *   reasoning 0: off; a block the template opens all the same is closed as the template declares. 1: on
+ *   generate  1: end with what opens the assistant's turn
+ *   text      the prompt, not NUL-terminated; *n_bytes its length
+ *   spans     the ranges of text that came from the messages' content, rising; *n_spans how many.
+ *             Handed to bmoe_tokenize() they keep a caller's text from becoming control tokens
+ *   system    where the template has no such role, it is put before the first user message, with an empty
+ *             line between
+ *   returns   BMOE_OK, BMOE_E_ARGUMENT, BMOE_E_TOO_SMALL (either buffer; both sizes are set), BMOE_E_TEMPLATE */
+BMOE_API int32_t bmoe_render(bmoe_engine *engine, const bmoe_message *messages, size_t n_messages, int32_t reasoning,
+                             int32_t generate, char *text, size_t text_cap, size_t *n_bytes, bmoe_span *spans,
+                             size_t spans_cap, size_t *n_spans);
+
+/* Text to tokens. Outside the spans, special tokens are parsed; no control token comes from bytes inside one,
+ * nor from bytes that only touch one. Where no span holds the text of a control token the result is
+ * llama.cpp's own tokenization of the whole text with special tokens parsed.
+ *   spans     rising, not overlapping, within the text: bytes that are data. NULL with n_spans 0: none
+ *   add_bos   1: begin with the model's BOS token if the model wants one; never two. EOS is never added
+ *   returns   BMOE_OK, BMOE_E_ARGUMENT, BMOE_E_TOO_SMALL */
+BMOE_API int32_t bmoe_tokenize(bmoe_engine *engine, const char *text, size_t n_bytes, const bmoe_span *spans,
+                               size_t n_spans, int32_t add_bos, int32_t *tokens, size_t tokens_cap, size_t *n_tokens);
+
+/* Tokens to text: the bytes each stands for, joined; a character may be cut at either end.
+ *   special   1: control tokens as their text. 0: they are left out
+ *   returns   BMOE_OK, BMOE_E_ARGUMENT (also a token outside [0, n_vocab)), BMOE_E_TOO_SMALL */
+BMOE_API int32_t bmoe_detokenize(bmoe_engine *engine, const int32_t *tokens, size_t n_tokens, int32_t special,
+                                 char *text, size_t text_cap, size_t *n_bytes);
+
+/* The bmoe_token_attr_bits of a token, or BMOE_E_ARGUMENT for one outside [0, n_vocab). */
+BMOE_API int32_t bmoe_token_attr(bmoe_engine *engine, int32_t token);
+
+/* Compute tokens[n_tokens] after the current position, in pieces one ubatch wide.
+ *   tokens    copied; each in [0, n_vocab); n_tokens in [1, n_ctx - position]
+ *   returns   BMOE_OK, BMOE_E_ARGUMENT, BMOE_E_TOO_LONG, BMOE_E_CANCELLED, BMOE_E_MEMORY, BMOE_E_INTERNAL
+ *   state     moved by n_tokens on OK; as before on ARGUMENT and TOO_LONG; on CANCELLED as before, or empty
+ *             where the memory cannot be trimmed (bmoe_position() tells); after another code only
+ *             bmoe_close() is allowed
+ *   cancel    is noticed within one graph's compute
+ *   bits      the same tokens in the same pieces from the same state give the same logits, bit for bit */
+BMOE_API int32_t bmoe_prefill(bmoe_engine *engine, const int32_t *tokens, size_t n_tokens);
+
+/* Tokens the state holds, 0..n_ctx, or BMOE_E_CLOSED, BMOE_E_BUSY. */
+BMOE_API int32_t bmoe_position(bmoe_engine *engine);
+
+/* Logits of the last prefilled token: float32 [n_vocab], unnormalised.
+ *   returns   BMOE_OK, BMOE_E_ARGUMENT, BMOE_E_TOO_SMALL (*n_logits is set), BMOE_E_STATE (nothing was prefilled
+ *             since the state was opened, loaded, cut or dropped) */
+BMOE_API int32_t bmoe_logits(bmoe_engine *engine, float *logits, size_t logits_cap, size_t *n_logits);
+
+/* Cancel: the prefill that is running stops within one graph's compute; if none is running, the next one is
+ * refused before it computes anything. Either returns BMOE_E_CANCELLED and uses the request up.
+ * Returns BMOE_OK or BMOE_E_CLOSED. Any thread; also from a signal handler's thread, not from the handler. */
+BMOE_API int32_t bmoe_cancel(bmoe_engine *engine);
+/* Forget a cancel that nothing has noticed yet. Any thread. */
+BMOE_API int32_t bmoe_cancel_clear(bmoe_engine *engine);
+
+/* The whole sequence state as bytes: attention KV and recurrent state alike, not the logits.
+ *   size      bytes that bmoe_state_save() needs at the current position
+ *   save      *n_bytes is what was written
+ *   load      replaces the state. The bytes must be one saved by an engine of the same file, KV type and ABI
+ *             version, and fit n_ctx; a restored state computes what the saved one would have, bit for bit
+ *   returns   BMOE_OK, BMOE_E_ARGUMENT, BMOE_E_TOO_SMALL, BMOE_E_STATE (does not belong here: the header is
+ *             checked before anything changes; bytes that are damaged behind it leave an empty state) */
+BMOE_API int32_t bmoe_state_size(bmoe_engine *engine, size_t *n_bytes);
+BMOE_API int32_t bmoe_state_save(bmoe_engine *engine, void *state, size_t state_cap, size_t *n_bytes);
+BMOE_API int32_t bmoe_state_load(bmoe_engine *engine, const void *state, size_t n_bytes);
+
+/* Cut the state to its first n_tokens positions.
+ *   returns   BMOE_OK, BMOE_E_ARGUMENT (more than the position), BMOE_E_UNSUPPORTED (recurrent state, or a sliding
+ *             window that has forgotten what the next token would need); nothing changed then */
+BMOE_API int32_t bmoe_state_keep(bmoe_engine *engine, int32_t n_tokens);
+/* Empty the state: position 0, nothing left of what was there. */
+BMOE_API int32_t bmoe_state_drop(bmoe_engine *engine);
+
+#ifndef BMOE_CDEF
+#ifdef __cplusplus
+}
+#endif
+#endif
+#endif

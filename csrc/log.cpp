@@ -1,0 +1,62 @@
+#include "log.h"
+
+#include <cstdio>
+#include <mutex>
+
+#include "common/log.h"
+#include "error.h"
+#include "llama.h"
+
+namespace bmoe {
+
+static thread_local LogSink *current_sink = nullptr;
+
+static int32_t level_of(ggml_log_level level, int32_t continued) {
+    switch (level) {
+        case GGML_LOG_LEVEL_ERROR: return BMOE_LOG_ERROR;
+        case GGML_LOG_LEVEL_WARN: return BMOE_LOG_WARN;
+        case GGML_LOG_LEVEL_DEBUG: return BMOE_LOG_DEBUG;
+        case GGML_LOG_LEVEL_CONT: return continued;
+        default: return BMOE_LOG_INFO;
+    }
+}
+
+void log_line(LogSink &sink, int32_t level, const std::string &line) {
+    if (level == BMOE_LOG_ERROR) sink.last_error = line;
+    if (sink.hook && level >= sink.level) sink.hook(level, line.c_str(), sink.user);
+}
+
+static void route(ggml_log_level level, const char *text, void *) {
+    LogSink *sink = current_sink;
+    if (!sink) return;
+    sink->line_level = level_of(level, sink->line_level);
+    for (; *text; ++text) {
+        if (*text != '\n') {
+            sink->line += *text;
+            continue;
+        }
+        std::string line = legible(sink->line);
+        sink->line.clear();
+        log_line(*sink, sink->line_level, line);
+    }
+}
+
+// The last words of an assertion inside llama.cpp, which ends the process: to the log, or where there is none to stderr.
+static void last_words(const char *message) {
+    if (current_sink && current_sink->hook) log_line(*current_sink, BMOE_LOG_ERROR, legible(message));
+    else fprintf(stderr, "%s\n", message);
+}
+
+void install_log_router() {
+    static std::once_flag once;
+    std::call_once(once, [] {
+        ggml_set_abort_callback(last_words);
+        llama_log_set(route, nullptr);
+        common_log_set_verbosity_thold(-1);  // common writes to the terminal by itself otherwise
+    });
+}
+
+LogScope::LogScope(LogSink *sink) : outer_(current_sink) { current_sink = sink; }
+LogScope::~LogScope() { current_sink = outer_; }
+
+}  // namespace bmoe

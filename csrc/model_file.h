@@ -1,0 +1,27 @@
+// What a GGUF says of itself before llama.cpp loads it: is it whole, is it a language model, what are its experts.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+namespace bmoe {
+
+struct ModelFile {
+    std::vector<std::string> shards;  // one path for a whole file
+    std::string arch;
+    std::string name;
+    int64_t weights_bytes = 0;
+    int64_t experts_bytes = 0;
+    int32_t n_moe_layer = 0;
+    int32_t n_expert = 0;
+    int32_t n_expert_used = 0;
+    int64_t kv_bytes_per_token = 0;  // f16 attention KV; 0 where the metadata does not tell it simply
+    uint64_t fingerprint = 0;        // of the metadata, the sizes and samples of the weights of all shards
+};
+
+// Read and check the metadata of a model and of all its shards. No weight is read but for a few sampled pages.
+// Throws Error (BMOE_E_MODEL) that names the file and, for a cut one, the size expected and found.
+ModelFile inspect_model(const std::string &path);
+
+}  // namespace bmoe

@@ -1,0 +1,111 @@
+// Tokens to logits: pieces one ubatch wide, stopped within one graph.
+#include <algorithm>
+#include <cinttypes>
+
+#include "engine.h"
+#include "error.h"
+#include "os/cpu.h"
+
+namespace bmoe {
+
+using Clock = std::chrono::steady_clock;
+
+// Called by ggml between two nodes of a graph, on the thread that called prefill.
+bool Engine::should_stop(void *self) {
+    auto *engine = static_cast<Engine *>(self);
+    if (engine->cancel_.load(std::memory_order_relaxed)) return true;
+    if (!engine->poll_) return false;
+    const auto now = Clock::now();
+    if (now - engine->last_poll_ < std::chrono::milliseconds(20)) return false;
+    engine->last_poll_ = now;
+    if (engine->poll_(engine->poll_user_) != 0) engine->cancel_ = true;
+    return engine->cancel_;
+}
+
+// One piece. `last` asks for the logits of its last token.
+void Engine::decode(llama_token *tokens, int32_t n_tokens, bool last) {
+    std::vector<llama_pos> positions(static_cast<size_t>(n_tokens));
+    std::vector<int32_t> n_seqs(static_cast<size_t>(n_tokens), 1);
+    std::vector<int8_t> wanted(static_cast<size_t>(n_tokens), 0);
+    llama_seq_id sequence = 0;
+    std::vector<llama_seq_id *> sequences(static_cast<size_t>(n_tokens), &sequence);
+    for (int32_t i = 0; i < n_tokens; ++i) positions[static_cast<size_t>(i)] = position_ + i;
+    wanted.back() = last ? 1 : 0;
+    llama_batch batch{n_tokens, tokens, nullptr, positions.data(), n_seqs.data(), sequences.data(), wanted.data()};
+    log_.last_error.clear();
+    const int32_t status = llama_decode(context_.get(), batch);
+    if (status == 0) {
+        position_ += n_tokens;
+        counters_.n_prefill_tokens += n_tokens;
+        counters_.n_graphs += 1;
+        return;
+    }
+    if (status == 2) throw Error(BMOE_E_CANCELLED, "the prefill was cancelled");
+    fail(BMOE_E_INTERNAL, "llama.cpp failed to compute %d tokens at position %d (status %d): %s", n_tokens, position_, status,
+         log_.last_error.empty() ? "no reason given" : log_.last_error.c_str());
+}
+
+// Back to where a cancelled prefill began, or to nothing where the memory cannot be cut.
+void Engine::undo_prefill(int32_t position) {
+    has_logits_ = false;
+    if (position == 0 || !trim(position)) drop_state();
+}
+
+void Engine::prefill(const std::vector<llama_token> &tokens) {
+    require_context();
+    const auto n_vocab = static_cast<llama_token>(info_.n_vocab);
+    if (tokens.empty()) fail(BMOE_E_ARGUMENT, "there are no tokens to prefill");
+    for (size_t i = 0; i < tokens.size(); ++i) {
+        if (tokens[i] < 0 || tokens[i] >= n_vocab) fail(BMOE_E_ARGUMENT, "token %zu is %d, outside the vocabulary of %d", i, tokens[i], n_vocab);
+    }
+    const auto room = static_cast<size_t>(info_.n_ctx - position_);
+    if (tokens.size() > room) {
+        fail(BMOE_E_TOO_LONG, "%zu tokens after the %d in the state are more than the context of %d", tokens.size(), position_, info_.n_ctx);
+    }
+
+    const int32_t begin = position_;
+    const auto start = Clock::now();
+    const os::Usage before = os::process_usage();
+    std::string failure;
+    bool cancelled = false;
+    std::vector<llama_token> copy = tokens;
+    has_logits_ = false;
+    last_poll_ = start;
+    try {
+        for (size_t at = 0; at < copy.size();) {
+            if (cancel_) throw Error(BMOE_E_CANCELLED, "the prefill was cancelled");
+            const size_t n = std::min(copy.size() - at, static_cast<size_t>(info_.n_ubatch));
+            decode(copy.data() + at, static_cast<int32_t>(n), at + n == copy.size());
+            at += n;
+        }
+        has_logits_ = true;
+    } catch (const Error &error) {
+        cancelled = error.status == BMOE_E_CANCELLED;
+        if (!cancelled) failure = error.what();
+    } catch (const std::exception &error) {
+        failure = error.what();
+    }
+    const os::Usage after = os::process_usage();
+    counters_.prefill_s += std::chrono::duration<double>(Clock::now() - start).count();
+    counters_.prefill_cpu_s += after.cpu_s - before.cpu_s;
+    counters_.n_major_faults += after.n_major_faults - before.n_major_faults;
+    if (!failure.empty()) {
+        broken_ = failure;
+        fail(BMOE_E_INTERNAL, "%s", failure.c_str());
+    }
+    if (cancelled) {
+        cancel_ = false;
+        undo_prefill(begin);
+        throw Error(BMOE_E_CANCELLED, "the prefill was cancelled");
+    }
+}
+
+const float *Engine::logits() const {
+    require_context();
+    if (!has_logits_) fail(BMOE_E_STATE, "there are no logits: nothing was prefilled since the state was opened, loaded, cut or dropped");
+    const float *row = llama_get_logits_ith(context_.get(), -1);
+    if (!row) fail(BMOE_E_INTERNAL, "llama.cpp has no logits for the last token");
+    return row;
+}
+
+}  // namespace bmoe

@@ -1,0 +1,107 @@
+// The sequence state as bytes: our header, then llama.cpp's own serialization of sequence 0.
+#include <algorithm>
+#include <cinttypes>
+#include <cstring>
+
+#include "engine.h"
+#include "error.h"
+
+namespace bmoe {
+
+namespace {
+
+struct Header {
+    char magic[8];
+    uint32_t abi;
+    int32_t kv_type;
+    uint64_t fingerprint;
+    int32_t position;
+    int32_t reserved;
+    uint64_t payload_bytes;
+};
+constexpr char MAGIC[8] = {'B', 'M', 'O', 'E', 'S', 'T', 'A', '1'};
+constexpr llama_seq_id SEQUENCE = 0;
+
+}  // namespace
+
+size_t Engine::state_size() const {
+    require_context();
+    return sizeof(Header) + llama_state_seq_get_size(context_.get(), SEQUENCE);
+}
+
+size_t Engine::save_state(void *bytes, size_t capacity) const {
+    require_context();
+    const size_t payload = capacity - sizeof(Header);
+    auto *body = static_cast<uint8_t *>(bytes) + sizeof(Header);
+    const size_t written = llama_state_seq_get_data(context_.get(), body, payload, SEQUENCE);
+    if (written == 0) fail(BMOE_E_INTERNAL, "llama.cpp could not save the state at position %d", position_);
+    Header header{};
+    memcpy(header.magic, MAGIC, sizeof MAGIC);
+    header.abi = BMOE_ABI_VERSION;
+    header.kv_type = info_.kv_type;
+    header.fingerprint = file_.fingerprint;
+    header.position = position_;
+    header.payload_bytes = written;
+    memcpy(bytes, &header, sizeof header);
+    return sizeof header + written;
+}
+
+void Engine::load_state(const void *bytes, size_t n_bytes) {
+    require_context();
+    Header header;
+    if (n_bytes < sizeof header) fail(BMOE_E_STATE, "%zu bytes are no saved state: its header alone takes %zu", n_bytes, sizeof header);
+    memcpy(&header, bytes, sizeof header);
+    if (memcmp(header.magic, MAGIC, sizeof MAGIC) != 0) fail(BMOE_E_STATE, "these bytes are no state saved by bmoe");
+    if (header.abi != BMOE_ABI_VERSION) fail(BMOE_E_STATE, "the state was saved by ABI %u, this is ABI %d", header.abi, BMOE_ABI_VERSION);
+    if (header.fingerprint != file_.fingerprint) fail(BMOE_E_STATE, "the state was saved from another model file");
+    if (header.kv_type != info_.kv_type) fail(BMOE_E_STATE, "the state was saved with another KV type (%d, not %d)", header.kv_type, info_.kv_type);
+    if (header.payload_bytes != n_bytes - sizeof header) {
+        fail(BMOE_E_STATE, "the state is cut short: %" PRIu64 " bytes expected after the header, %zu found", header.payload_bytes, n_bytes - sizeof header);
+    }
+    if (header.position < 0 || header.position > info_.n_ctx) {
+        fail(BMOE_E_STATE, "the state holds %d tokens, the context has room for %d", header.position, info_.n_ctx);
+    }
+    drop_state();
+    if (header.position == 0) return;
+    const auto *body = static_cast<const uint8_t *>(bytes) + sizeof header;
+    size_t read = 0;
+    try {
+        read = llama_state_seq_set_data(context_.get(), body, header.payload_bytes, SEQUENCE);
+    } catch (const std::exception &) {
+        read = 0;
+    }
+    if (read != header.payload_bytes || llama_memory_seq_pos_max(llama_get_memory(context_.get()), SEQUENCE) != header.position - 1) {
+        drop_state();
+        fail(BMOE_E_STATE, "the bytes of the state are damaged behind its header; the state is empty now");
+    }
+    position_ = header.position;
+}
+
+void Engine::drop_state() {
+    require_context();
+    llama_memory_clear(llama_get_memory(context_.get()), /*data=*/false);
+    position_ = 0;
+    has_logits_ = false;
+}
+
+// Cut to n_tokens positions if this memory can, else change nothing.
+bool Engine::trim(int32_t n_tokens) {
+    llama_memory_t memory = llama_get_memory(context_.get());
+    if (info_.is_recurrent || info_.is_hybrid) return false;
+    // A sliding window forgets: what the next token attends to must still be there.
+    if (info_.n_swa > 0 && llama_memory_seq_pos_min(memory, SEQUENCE) > std::max(0, n_tokens - info_.n_swa)) return false;
+    if (!llama_memory_seq_rm(memory, SEQUENCE, n_tokens, -1)) return false;
+    position_ = n_tokens;
+    has_logits_ = false;
+    return true;
+}
+
+void Engine::keep_state(int32_t n_tokens) {
+    require_context();
+    if (n_tokens < 0 || n_tokens > position_) fail(BMOE_E_ARGUMENT, "cannot keep %d tokens of a state that holds %d", n_tokens, position_);
+    if (n_tokens == position_) return;
+    if (n_tokens == 0) return drop_state();
+    if (!trim(n_tokens)) fail(BMOE_E_UNSUPPORTED, "this model's memory cannot be cut back to %d tokens", n_tokens);
+}
+
+}  // namespace bmoe
