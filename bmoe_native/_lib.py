@@ -24,7 +24,9 @@ def _cffi() -> tuple[Any, Any]:
         raise errors.LibraryError(f"cannot load {path}: {error}") from error
     found, wanted = library.bmoe_abi_version(), library.BMOE_ABI_VERSION
     if found != wanted:
-        raise errors.LibraryError(f"{path} has ABI {found}, this binding needs {wanted}: build it again (pip install .)")
+        raise errors.LibraryError(
+            f"{path} has ABI {found}, this binding needs {wanted}: build it again (pip install .)"
+        )
     return ffi, library
 
 

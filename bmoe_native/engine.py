@@ -83,7 +83,12 @@ class Engine:
         hooks = Hooks(on_log, on_progress)
         params = f.new("bmoe_open_params *")
         c.bmoe_open_params_init(params)
-        for name, value in {"n_ctx": n_ctx, "n_ubatch": n_ubatch, "n_threads": n_threads, "log_level": log_level}.items():
+        for name, value in {
+            "n_ctx": n_ctx,
+            "n_ubatch": n_ubatch,
+            "n_threads": n_threads,
+            "log_level": log_level,
+        }.items():
             try:
                 setattr(params, name, value)
             except (OverflowError, TypeError) as error:
@@ -110,7 +115,9 @@ class Engine:
     def __enter__(self) -> "Engine":
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, raised: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, raised: BaseException | None, trace: TracebackType | None
+    ) -> None:
         self.close()
 
     def __reduce__(self) -> str:
@@ -161,9 +168,7 @@ class Engine:
             check(lib().bmoe_get_counters(handle, raw), handle)
         return Counters(**{name: getattr(raw, name) for name in Counters.__dataclass_fields__})
 
-    def render(
-        self, messages: Sequence[tuple[str, str]], *, reasoning: bool = False, generate: bool = True
-    ) -> Prompt:
+    def render(self, messages: Sequence[tuple[str, str]], *, reasoning: bool = False, generate: bool = True) -> Prompt:
         """(role, content) messages through the chat template; with generate up to where the answer begins.
 
         Raises: TemplateError with the template's own words, ArgumentError.
@@ -217,7 +222,7 @@ class Engine:
         return [int(token) for token in tokens[: n_tokens[0]]]
 
     def chat_tokens(self, messages: Sequence[tuple[str, str]]) -> list[int]:
-        """Tokens of the rendered messages, reasoning off, up to where the answer begins; BOS where the model wants it."""
+        """Tokens of the rendered messages, reasoning off, to where the answer begins; BOS where the model wants it."""
         return self.tokenize(self.render(messages), add_bos=True)
 
     def text_tokens(self, text: str, *, add_bos: bool) -> list[int]:

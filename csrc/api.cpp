@@ -77,7 +77,9 @@ class Busy {
 
 std::shared_ptr<Engine> open_engine(const bmoe_engine *handle) {
     std::shared_ptr<Engine> engine = bmoe::find_handle(handle);
-    if (!engine) throw Error(BMOE_E_CLOSED, handle ? "the engine is not open in this process (closed, or opened before a fork)" : "the engine is NULL");
+    if (!engine)
+        throw Error(BMOE_E_CLOSED, handle ? "the engine is not open in this process (closed, or opened before a fork)"
+                                          : "the engine is NULL");
     return engine;
 }
 
@@ -109,8 +111,9 @@ bmoe::Spans checked_spans(const bmoe_span *spans, size_t n_spans, size_t n_bytes
     size_t end = 0;
     for (size_t i = 0; i < n_spans; ++i) {
         if (spans[i].begin < end || spans[i].end < spans[i].begin || spans[i].end > n_bytes) {
-            fail(BMOE_E_ARGUMENT, "span %zu is [%zu, %zu): spans rise, do not overlap and lie within the text's %zu bytes", i, spans[i].begin,
-                 spans[i].end, n_bytes);
+            fail(BMOE_E_ARGUMENT,
+                 "span %zu is [%zu, %zu): spans rise, do not overlap and lie within the text's %zu bytes", i,
+                 spans[i].begin, spans[i].end, n_bytes);
         }
         end = spans[i].end;
     }
@@ -127,8 +130,9 @@ bmoe_open_params checked_params(const bmoe_open_params *given) {
     bmoe_open_params_init(&params);
     if (!given) return params;
     if (given->size_bytes != sizeof params) {
-        fail(BMOE_E_ARGUMENT, "params->size_bytes is %zu, this library's bmoe_open_params has %zu: call bmoe_open_params_init() first", given->size_bytes,
-             sizeof params);
+        fail(BMOE_E_ARGUMENT,
+             "params->size_bytes is %zu, this library's bmoe_open_params has %zu: call bmoe_open_params_init() first",
+             given->size_bytes, sizeof params);
     }
     params = *given;
     checked_range(params.n_ctx, 0, INT32_MAX, "n_ctx");
@@ -137,7 +141,8 @@ bmoe_open_params checked_params(const bmoe_open_params *given) {
     checked_range(params.kv_type, BMOE_KV_F16, BMOE_KV_F32, "kv_type");
     checked_range(params.inspect, 0, 1, "inspect");
     checked_range(params.log_level, BMOE_LOG_DEBUG, BMOE_LOG_ERROR, "log_level");
-    if (!params.chat_template && params.chat_template_bytes > 0) fail(BMOE_E_ARGUMENT, "chat_template is NULL and chat_template_bytes is not 0");
+    if (!params.chat_template && params.chat_template_bytes > 0)
+        fail(BMOE_E_ARGUMENT, "chat_template is NULL and chat_template_bytes is not 0");
     return params;
 }
 
@@ -148,11 +153,14 @@ std::vector<bmoe::Message> checked_messages(const bmoe_message *messages, size_t
     for (size_t i = 0; i < n_messages; ++i) {
         const bmoe_message &message = messages[i];
         require(message.role, "the role of a message");
-        if (strcmp(message.role, "system") != 0 && strcmp(message.role, "user") != 0 && strcmp(message.role, "assistant") != 0) {
-            fail(BMOE_E_ARGUMENT, "message %zu has the role \"%s\"; roles are system, user and assistant", i, bmoe::legible(message.role).c_str());
+        if (strcmp(message.role, "system") != 0 && strcmp(message.role, "user") != 0 &&
+            strcmp(message.role, "assistant") != 0) {
+            fail(BMOE_E_ARGUMENT, "message %zu has the role \"%s\"; roles are system, user and assistant", i,
+                 bmoe::legible(message.role).c_str());
         }
         if (message.content_bytes > 0) require(message.content, "the content of a message");
-        out.push_back({message.role, message.content_bytes > 0 ? std::string(message.content, message.content_bytes) : std::string()});
+        out.push_back({message.role, message.content_bytes > 0 ? std::string(message.content, message.content_bytes)
+                                                               : std::string()});
     }
     return out;
 }
@@ -179,7 +187,8 @@ void bmoe_open_params_init(bmoe_open_params *params) {
     params->log_level = BMOE_LOG_WARN;
 }
 
-int32_t bmoe_open(bmoe_engine **engine, const char *path, const bmoe_open_params *params, char *error, size_t error_cap) {
+int32_t bmoe_open(bmoe_engine **engine, const char *path, const bmoe_open_params *params, char *error,
+                  size_t error_cap) {
     if (engine) *engine = nullptr;
     const int32_t status = guard(nullptr, [&] {
         require(engine, "engine");
@@ -203,12 +212,15 @@ void bmoe_close(bmoe_engine *handle) {
     });
 }
 
-const char *bmoe_last_error(const bmoe_engine *engine) { return engine == last_error.handle ? last_error.text.c_str() : ""; }
+const char *bmoe_last_error(const bmoe_engine *engine) {
+    return engine == last_error.handle ? last_error.text.c_str() : "";
+}
 
 int32_t bmoe_get_info(bmoe_engine *handle, bmoe_info *info) {
     return with_engine(handle, [&](Engine &engine) {
         require(info, "info");
-        if (info->size_bytes != sizeof *info) fail(BMOE_E_ARGUMENT, "info->size_bytes is %zu, expected %zu", info->size_bytes, sizeof *info);
+        if (info->size_bytes != sizeof *info)
+            fail(BMOE_E_ARGUMENT, "info->size_bytes is %zu, expected %zu", info->size_bytes, sizeof *info);
         *info = engine.info();
     });
 }
@@ -216,13 +228,15 @@ int32_t bmoe_get_info(bmoe_engine *handle, bmoe_info *info) {
 int32_t bmoe_get_counters(bmoe_engine *handle, bmoe_counters *counters) {
     return with_engine(handle, [&](Engine &engine) {
         require(counters, "counters");
-        if (counters->size_bytes != sizeof *counters) fail(BMOE_E_ARGUMENT, "counters->size_bytes is %zu, expected %zu", counters->size_bytes, sizeof *counters);
+        if (counters->size_bytes != sizeof *counters)
+            fail(BMOE_E_ARGUMENT, "counters->size_bytes is %zu, expected %zu", counters->size_bytes, sizeof *counters);
         *counters = engine.counters();
     });
 }
 
-int32_t bmoe_render(bmoe_engine *handle, const bmoe_message *messages, size_t n_messages, int32_t reasoning, int32_t generate, char *text,
-                    size_t text_cap, size_t *n_bytes, bmoe_span *spans, size_t spans_cap, size_t *n_spans) {
+int32_t bmoe_render(bmoe_engine *handle, const bmoe_message *messages, size_t n_messages, int32_t reasoning,
+                    int32_t generate, char *text, size_t text_cap, size_t *n_bytes, bmoe_span *spans, size_t spans_cap,
+                    size_t *n_spans) {
     return with_engine(handle, [&](Engine &engine) {
         require(n_bytes, "n_bytes");
         require(n_spans, "n_spans");
@@ -231,19 +245,21 @@ int32_t bmoe_render(bmoe_engine *handle, const bmoe_message *messages, size_t n_
         checked_range(reasoning, 0, 1, "reasoning");
         checked_range(generate, 0, 1, "generate");
         const auto list = checked_messages(messages, n_messages);
-        const bmoe::Rendered rendered = engine.chat_template().render(list, reasoning != 0, generate != 0, engine.specials());
+        const bmoe::Rendered rendered =
+            engine.chat_template().render(list, reasoning != 0, generate != 0, engine.specials());
         *n_bytes = rendered.text.size();
         *n_spans = rendered.data.size();
         if (*n_bytes > text_cap || *n_spans > spans_cap) {
-            fail(BMOE_E_TOO_SMALL, "the prompt takes %zu bytes and %zu spans, there is room for %zu and %zu", *n_bytes, *n_spans, text_cap, spans_cap);
+            fail(BMOE_E_TOO_SMALL, "the prompt takes %zu bytes and %zu spans, there is room for %zu and %zu", *n_bytes,
+                 *n_spans, text_cap, spans_cap);
         }
         give(rendered.text.data(), rendered.text.size(), text, text_cap, n_bytes, "text");
         give(rendered.data.data(), rendered.data.size(), spans, spans_cap, n_spans, "spans");
     });
 }
 
-int32_t bmoe_tokenize(bmoe_engine *handle, const char *text, size_t n_bytes, const bmoe_span *spans, size_t n_spans, int32_t add_bos,
-                      int32_t *tokens, size_t tokens_cap, size_t *n_tokens) {
+int32_t bmoe_tokenize(bmoe_engine *handle, const char *text, size_t n_bytes, const bmoe_span *spans, size_t n_spans,
+                      int32_t add_bos, int32_t *tokens, size_t tokens_cap, size_t *n_tokens) {
     return with_engine(handle, [&](Engine &engine) {
         require(n_tokens, "n_tokens");
         if (n_bytes > 0) require(text, "text");
@@ -257,7 +273,8 @@ int32_t bmoe_tokenize(bmoe_engine *handle, const char *text, size_t n_bytes, con
     });
 }
 
-int32_t bmoe_detokenize(bmoe_engine *handle, const int32_t *tokens, size_t n_tokens, int32_t special, char *text, size_t text_cap, size_t *n_bytes) {
+int32_t bmoe_detokenize(bmoe_engine *handle, const int32_t *tokens, size_t n_tokens, int32_t special, char *text,
+                        size_t text_cap, size_t *n_bytes) {
     return with_engine(handle, [&](Engine &engine) {
         require(n_bytes, "n_bytes");
         if (n_tokens > 0) require(tokens, "tokens");
@@ -322,7 +339,8 @@ int32_t bmoe_state_save(bmoe_engine *handle, void *state, size_t state_cap, size
         require(n_bytes, "n_bytes");
         if (state_cap > 0) require(state, "state");
         *n_bytes = engine.state_size();
-        if (*n_bytes > state_cap) fail(BMOE_E_TOO_SMALL, "the state takes %zu bytes, there is room for %zu", *n_bytes, state_cap);
+        if (*n_bytes > state_cap)
+            fail(BMOE_E_TOO_SMALL, "the state takes %zu bytes, there is room for %zu", *n_bytes, state_cap);
         *n_bytes = engine.save_state(state, state_cap);
     });
 }

@@ -37,13 +37,12 @@ struct Progress {
     }
 };
 
-std::string why(const LogSink &log) {
-    return log.last_error.empty() ? "llama.cpp gave no reason" : log.last_error;
-}
+std::string why(const LogSink &log) { return log.first_error.empty() ? "llama.cpp gave no reason" : log.first_error; }
 
 }  // namespace
 
-Engine::Engine(const std::string &path, const bmoe_open_params &params) : poll_(params.poll), poll_user_(params.poll_user) {
+Engine::Engine(const std::string &path, const bmoe_open_params &params)
+    : poll_(params.poll), poll_user_(params.poll_user) {
     log_.hook = params.log;
     log_.user = params.log_user;
     log_.level = params.log_level;
@@ -76,13 +75,17 @@ void Engine::load_model(const std::string &path, const bmoe_open_params &params)
     }
     std::vector<const char *> shards;
     for (const std::string &shard : file_.shards) shards.push_back(shard.c_str());
+    log_.first_error.clear();
     model_.reset(shards.size() == 1 ? llama_model_load_from_file(shards[0], model)
                                     : llama_model_load_from_splits(shards.data(), shards.size(), model));
     if (progress.stopped) fail(BMOE_E_CANCELLED, "loading %s was cancelled", legible(path).c_str());
     if (!model_) fail(BMOE_E_MODEL, "llama.cpp cannot load %s: %s", legible(path).c_str(), why(log_).c_str());
-    if (llama_model_has_encoder(model_.get())) fail(BMOE_E_MODEL, "%s is an encoder-decoder model, which has no plain next token", legible(path).c_str());
-    if (llama_model_is_diffusion(model_.get())) fail(BMOE_E_MODEL, "%s is a diffusion model, which has no next token", legible(path).c_str());
-    if (llama_vocab_type(vocab()) == LLAMA_VOCAB_TYPE_NONE) fail(BMOE_E_MODEL, "%s holds no tokenizer", legible(path).c_str());
+    if (llama_model_has_encoder(model_.get()))
+        fail(BMOE_E_MODEL, "%s is an encoder-decoder model, which has no plain next token", legible(path).c_str());
+    if (llama_model_is_diffusion(model_.get()))
+        fail(BMOE_E_MODEL, "%s is a diffusion model, which has no next token", legible(path).c_str());
+    if (llama_vocab_type(vocab()) == LLAMA_VOCAB_TYPE_NONE)
+        fail(BMOE_E_MODEL, "%s holds no tokenizer", legible(path).c_str());
 }
 
 void Engine::load_template(const bmoe_open_params &params) {
@@ -96,9 +99,12 @@ void Engine::load_template(const bmoe_open_params &params) {
         if (params.chat_template) fail(BMOE_E_TEMPLATE, "the chat template given is empty");
         return;
     }
-    const auto piece = [&](llama_token token) { return token == LLAMA_TOKEN_NULL ? "" : detokenize(vocab(), {token}, true); };
+    const auto piece = [&](llama_token token) {
+        return token == LLAMA_TOKEN_NULL ? "" : detokenize(vocab(), {token}, true);
+    };
     try {
-        template_ = std::make_unique<ChatTemplate>(text, piece(llama_vocab_bos(vocab())), piece(llama_vocab_eos(vocab())));
+        template_ =
+            std::make_unique<ChatTemplate>(text, piece(llama_vocab_bos(vocab())), piece(llama_vocab_eos(vocab())));
     } catch (const Error &error) {
         if (params.chat_template) throw;
         // A broken template in the file must not keep raw prompts from working: it counts as none, and that is said.
@@ -107,14 +113,18 @@ void Engine::load_template(const bmoe_open_params &params) {
 }
 
 const ChatTemplate &Engine::chat_template() const {
-    if (!template_) fail(BMOE_E_TEMPLATE, "this model's file holds no usable chat template: give one, or send a raw prompt without a template");
+    if (!template_)
+        fail(BMOE_E_TEMPLATE,
+             "this model's file holds no usable chat template: give one, or send a raw prompt without a template");
     return *template_;
 }
 
 void Engine::create_context(const bmoe_open_params &params) {
     const int32_t n_ctx_train = std::max(llama_model_n_ctx_train(model_.get()), 0);
     const int32_t limit = n_ctx_train > 0 ? n_ctx_train : DEFAULT_CTX;
-    if (params.n_ctx > limit) fail(BMOE_E_ARGUMENT, "a context of %d tokens is more than the %d this model was trained for", params.n_ctx, limit);
+    if (params.n_ctx > limit)
+        fail(BMOE_E_ARGUMENT, "a context of %d tokens is more than the %d this model was trained for", params.n_ctx,
+             limit);
     info_.n_ctx = params.n_ctx > 0 ? params.n_ctx : std::min(DEFAULT_CTX, limit);
     info_.n_ubatch = std::min(params.n_ubatch > 0 ? params.n_ubatch : DEFAULT_UBATCH, info_.n_ctx);
     info_.n_threads = params.n_threads > 0 ? params.n_threads : os::usable_cpus();
@@ -123,7 +133,9 @@ void Engine::create_context(const bmoe_open_params &params) {
     const int64_t kv_bytes = file_.kv_bytes_per_token * info_.n_ctx * (params.kv_type == BMOE_KV_F32 ? 2 : 1);
     const int64_t available = os::available_bytes();
     if (available > 0 && kv_bytes > available) {
-        fail(BMOE_E_MEMORY, "a context of %d tokens takes %" PRId64 " MiB of KV cache, and %" PRId64 " MiB are available; use a smaller context",
+        fail(BMOE_E_MEMORY,
+             "a context of %d tokens takes %" PRId64 " MiB of KV cache, and %" PRId64
+             " MiB are available; use a smaller context",
              info_.n_ctx, kv_bytes >> 20, available >> 20);
     }
     llama_context_params context = llama_context_default_params();
@@ -138,11 +150,12 @@ void Engine::create_context(const bmoe_open_params &params) {
     context.type_v = context.type_k;
     context.abort_callback = should_stop;
     context.abort_callback_data = this;
-    log_.last_error.clear();
+    log_.first_error.clear();
     context_.reset(llama_init_from_model(model_.get(), context));
     if (!context_) {
-        const bool memory = log_.last_error.find("alloc") != std::string::npos;
-        fail(memory ? BMOE_E_MEMORY : BMOE_E_MODEL, "llama.cpp cannot create a context of %d tokens: %s", info_.n_ctx, why(log_).c_str());
+        const bool memory = log_.first_error.find("alloc") != std::string::npos;
+        fail(memory ? BMOE_E_MEMORY : BMOE_E_MODEL, "llama.cpp cannot create a context of %d tokens: %s", info_.n_ctx,
+             why(log_).c_str());
     }
     if (info_.n_threads > 1) {
         // Without a pool of its own a context would start and join its threads at every graph.
@@ -178,7 +191,8 @@ void Engine::fill_info() {
 }
 
 void Engine::require_context() const {
-    if (!broken_.empty()) fail(BMOE_E_INTERNAL, "the engine failed before (%s) and can only be closed", broken_.c_str());
+    if (!broken_.empty())
+        fail(BMOE_E_INTERNAL, "the engine failed before (%s) and can only be closed", broken_.c_str());
     if (!context_) fail(BMOE_E_UNSUPPORTED, "the engine was opened to inspect the model only, without weights");
 }
 

@@ -24,10 +24,14 @@ static size_t utf8_length(const std::string &bytes, size_t at) {
     const unsigned char lead = byte(at);
     size_t length = 0;
     if (lead < 0x80) return 1;
-    if (lead >= 0xC2 && lead < 0xE0) length = 2;
-    else if (lead >= 0xE0 && lead < 0xF0) length = 3;
-    else if (lead >= 0xF0 && lead < 0xF5) length = 4;
-    else return 0;
+    if (lead >= 0xC2 && lead < 0xE0)
+        length = 2;
+    else if (lead >= 0xE0 && lead < 0xF0)
+        length = 3;
+    else if (lead >= 0xF0 && lead < 0xF5)
+        length = 4;
+    else
+        return 0;
     if (at + length > bytes.size()) return 0;
     for (size_t i = 1; i < length; ++i) {
         if ((byte(at + i) & 0xC0) != 0x80) return 0;

@@ -13,16 +13,21 @@ static thread_local LogSink *current_sink = nullptr;
 
 static int32_t level_of(ggml_log_level level, int32_t continued) {
     switch (level) {
-        case GGML_LOG_LEVEL_ERROR: return BMOE_LOG_ERROR;
-        case GGML_LOG_LEVEL_WARN: return BMOE_LOG_WARN;
-        case GGML_LOG_LEVEL_DEBUG: return BMOE_LOG_DEBUG;
-        case GGML_LOG_LEVEL_CONT: return continued;
-        default: return BMOE_LOG_INFO;
+        case GGML_LOG_LEVEL_ERROR:
+            return BMOE_LOG_ERROR;
+        case GGML_LOG_LEVEL_WARN:
+            return BMOE_LOG_WARN;
+        case GGML_LOG_LEVEL_DEBUG:
+            return BMOE_LOG_DEBUG;
+        case GGML_LOG_LEVEL_CONT:
+            return continued;
+        default:
+            return BMOE_LOG_INFO;
     }
 }
 
 void log_line(LogSink &sink, int32_t level, const std::string &line) {
-    if (level == BMOE_LOG_ERROR) sink.last_error = line;
+    if (level == BMOE_LOG_ERROR && sink.first_error.empty()) sink.first_error = line;
     if (sink.hook && level >= sink.level) sink.hook(level, line.c_str(), sink.user);
 }
 
@@ -43,8 +48,10 @@ static void route(ggml_log_level level, const char *text, void *) {
 
 // The last words of an assertion inside llama.cpp, which ends the process: to the log, or where there is none to stderr.
 static void last_words(const char *message) {
-    if (current_sink && current_sink->hook) log_line(*current_sink, BMOE_LOG_ERROR, legible(message));
-    else fprintf(stderr, "%s\n", message);
+    if (current_sink && current_sink->hook)
+        log_line(*current_sink, BMOE_LOG_ERROR, legible(message));
+    else
+        fprintf(stderr, "%s\n", message);
 }
 
 void install_log_router() {

@@ -14,7 +14,7 @@ struct LogSink {
 
     int32_t line_level = BMOE_LOG_INFO;  // of the line being put together
     std::string line;
-    std::string last_error;  // the latest complete line at error level: why llama.cpp returned null
+    std::string first_error;  // since it was last cleared: why llama.cpp returned null; later ones only repeat it
 };
 
 // Routes llama.cpp's and ggml's log to the thread's sink, once per process, and silences common's own logger.

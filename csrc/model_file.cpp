@@ -28,7 +28,7 @@ struct File {
     explicit File(const std::string &path) {
         fd = open(path.c_str(), O_RDONLY | O_CLOEXEC);
         if (fd < 0) fail(BMOE_E_MODEL, "cannot open the model %s: %s", legible(path).c_str(), strerror(errno));
-        struct stat status {};
+        struct stat status{};
         if (fstat(fd, &status) != 0 || !S_ISREG(status.st_mode)) {
             close(fd);
             fail(BMOE_E_MODEL, "%s is not a regular file", legible(path).c_str());
@@ -55,7 +55,8 @@ void mix(uint64_t &hash, const void *data, size_t n_bytes) {
 void mix_range(uint64_t &hash, const File &file, int64_t begin, int64_t end) {
     std::vector<char> buffer(1 << 20);
     while (begin < end) {
-        const ssize_t n = pread(file.fd, buffer.data(), std::min<int64_t>(end - begin, static_cast<int64_t>(buffer.size())), begin);
+        const ssize_t n =
+            pread(file.fd, buffer.data(), std::min<int64_t>(end - begin, static_cast<int64_t>(buffer.size())), begin);
         if (n <= 0) return;
         mix(hash, buffer.data(), static_cast<size_t>(n));
         begin += n;
@@ -97,10 +98,12 @@ void add_tensors(ModelFile &model, std::set<std::string> &moe_layers, const gguf
 void check_whole(const gguf_context *gguf, const File &file, const std::string &path) {
     uint64_t end = gguf_get_data_offset(gguf);
     for (int64_t i = 0; i < gguf_get_n_tensors(gguf); ++i) {
-        end = std::max<uint64_t>(end, gguf_get_data_offset(gguf) + gguf_get_tensor_offset(gguf, i) + gguf_get_tensor_size(gguf, i));
+        end = std::max<uint64_t>(
+            end, gguf_get_data_offset(gguf) + gguf_get_tensor_offset(gguf, i) + gguf_get_tensor_size(gguf, i));
     }
     if (gguf_get_n_tensors(gguf) > 0 && end > static_cast<uint64_t>(file.size)) {
-        fail(BMOE_E_MODEL, "%s is cut short: its tensors need %" PRIu64 " bytes, the file has %" PRId64 "; fetch it again",
+        fail(BMOE_E_MODEL,
+             "%s is cut short: its tensors need %" PRIu64 " bytes, the file has %" PRId64 "; fetch it again",
              legible(path).c_str(), end, file.size);
     }
 }
@@ -110,13 +113,15 @@ Gguf read_gguf(const std::string &path, const File &file) {
     const ssize_t n = pread(file.fd, magic, sizeof magic, 0);
     if (n != 4 || memcmp(magic, "GGUF", 4) != 0) {
         if (n >= 0 && n < 4) {
-            fail(BMOE_E_MODEL, "%s is cut short: a GGUF begins with 4 bytes of magic, the file has %" PRId64, legible(path).c_str(), file.size);
+            fail(BMOE_E_MODEL, "%s is cut short: a GGUF begins with 4 bytes of magic, the file has %" PRId64,
+                 legible(path).c_str(), file.size);
         }
         fail(BMOE_E_MODEL, "%s is not a GGUF file", legible(path).c_str());
     }
     Gguf gguf(gguf_init_from_file(path.c_str(), {/*no_alloc=*/true, /*ctx=*/nullptr}), gguf_free);
     if (!gguf) {
-        fail(BMOE_E_MODEL, "%s is damaged or cut short: its metadata cannot be read within its %" PRId64 " bytes", legible(path).c_str(), file.size);
+        fail(BMOE_E_MODEL, "%s is damaged or cut short: its metadata cannot be read within its %" PRId64 " bytes",
+             legible(path).c_str(), file.size);
     }
     check_whole(gguf.get(), file, path);
     return gguf;
@@ -140,16 +145,19 @@ std::vector<std::string> shard_paths(const std::string &given, int no, int count
             paths.emplace_back(shard);
         }
         if (no != 0) {
-            fail(BMOE_E_MODEL, "%s is shard %d of %d: open the first one, %s", legible(given).c_str(), no + 1, count, legible(paths[0]).c_str());
+            fail(BMOE_E_MODEL, "%s is shard %d of %d: open the first one, %s", legible(given).c_str(), no + 1, count,
+                 legible(paths[0]).c_str());
         }
         for (const std::string &shard : paths) {
             if (access(shard.c_str(), R_OK) != 0) {
-                fail(BMOE_E_MODEL, "%s is shard 1 of %d, and %s: %s", legible(given).c_str(), count, legible(shard).c_str(), strerror(errno));
+                fail(BMOE_E_MODEL, "%s is shard 1 of %d, and %s: %s", legible(given).c_str(), count,
+                     legible(shard).c_str(), strerror(errno));
             }
         }
         return paths;
     }
-    fail(BMOE_E_MODEL, "%s is shard %d of %d, but its name does not end in -%05d-of-%05d.gguf, so the others cannot be found",
+    fail(BMOE_E_MODEL,
+         "%s is shard %d of %d, but its name does not end in -%05d-of-%05d.gguf, so the others cannot be found",
          legible(given).c_str(), no + 1, count, no + 1, count);
 }
 
@@ -159,12 +167,18 @@ void check_language_model(const gguf_context *gguf, const std::string &path, con
     const std::string type = text_of(gguf, "general.type");
     const bool pooled = number_of(gguf, arch + ".pooling_type", 0) > 0;
     const int64_t causal = gguf_find_key(gguf, (arch + ".attention.causal").c_str());
-    if (arch.empty()) what = "names no architecture (general.architecture)";
-    else if (type == "adapter") what = "is an adapter (LoRA), not a model";
-    else if (type == "mmproj" || arch == "clip") what = "is a multimodal projector, not a language model";
-    else if (!type.empty() && type != "model") what = "is not a model by its own word (general.type)";
-    else if (gguf_get_n_tensors(gguf) == 0) what = "holds only a vocabulary, no weights";
-    else if (pooled) what = "is an embedding model: it has no next token to ask for";
+    if (arch.empty())
+        what = "names no architecture (general.architecture)";
+    else if (type == "adapter")
+        what = "is an adapter (LoRA), not a model";
+    else if (type == "mmproj" || arch == "clip")
+        what = "is a multimodal projector, not a language model";
+    else if (!type.empty() && type != "model")
+        what = "is not a model by its own word (general.type)";
+    else if (gguf_get_n_tensors(gguf) == 0)
+        what = "holds only a vocabulary, no weights";
+    else if (pooled)
+        what = "is an embedding model: it has no next token to ask for";
     else if (causal >= 0 && gguf_get_kv_type(gguf, causal) == GGUF_TYPE_BOOL && !gguf_get_val_bool(gguf, causal)) {
         what = "is an encoder: it has no next token to ask for";
     }

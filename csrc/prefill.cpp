@@ -32,7 +32,7 @@ void Engine::decode(llama_token *tokens, int32_t n_tokens, bool last) {
     for (int32_t i = 0; i < n_tokens; ++i) positions[static_cast<size_t>(i)] = position_ + i;
     wanted.back() = last ? 1 : 0;
     llama_batch batch{n_tokens, tokens, nullptr, positions.data(), n_seqs.data(), sequences.data(), wanted.data()};
-    log_.last_error.clear();
+    log_.first_error.clear();
     const int32_t status = llama_decode(context_.get(), batch);
     if (status == 0) {
         position_ += n_tokens;
@@ -41,8 +41,8 @@ void Engine::decode(llama_token *tokens, int32_t n_tokens, bool last) {
         return;
     }
     if (status == 2) throw Error(BMOE_E_CANCELLED, "the prefill was cancelled");
-    fail(BMOE_E_INTERNAL, "llama.cpp failed to compute %d tokens at position %d (status %d): %s", n_tokens, position_, status,
-         log_.last_error.empty() ? "no reason given" : log_.last_error.c_str());
+    fail(BMOE_E_INTERNAL, "llama.cpp failed to compute %d tokens at position %d (status %d): %s", n_tokens, position_,
+         status, log_.first_error.empty() ? "no reason given" : log_.first_error.c_str());
 }
 
 // Back to where a cancelled prefill began, or to nothing where the memory cannot be cut.
@@ -56,11 +56,13 @@ void Engine::prefill(const std::vector<llama_token> &tokens) {
     const auto n_vocab = static_cast<llama_token>(info_.n_vocab);
     if (tokens.empty()) fail(BMOE_E_ARGUMENT, "there are no tokens to prefill");
     for (size_t i = 0; i < tokens.size(); ++i) {
-        if (tokens[i] < 0 || tokens[i] >= n_vocab) fail(BMOE_E_ARGUMENT, "token %zu is %d, outside the vocabulary of %d", i, tokens[i], n_vocab);
+        if (tokens[i] < 0 || tokens[i] >= n_vocab)
+            fail(BMOE_E_ARGUMENT, "token %zu is %d, outside the vocabulary of %d", i, tokens[i], n_vocab);
     }
     const auto room = static_cast<size_t>(info_.n_ctx - position_);
     if (tokens.size() > room) {
-        fail(BMOE_E_TOO_LONG, "%zu tokens after the %d in the state are more than the context of %d", tokens.size(), position_, info_.n_ctx);
+        fail(BMOE_E_TOO_LONG, "%zu tokens after the %d in the state are more than the context of %d", tokens.size(),
+             position_, info_.n_ctx);
     }
 
     const int32_t begin = position_;
@@ -102,7 +104,9 @@ void Engine::prefill(const std::vector<llama_token> &tokens) {
 
 const float *Engine::logits() const {
     require_context();
-    if (!has_logits_) fail(BMOE_E_STATE, "there are no logits: nothing was prefilled since the state was opened, loaded, cut or dropped");
+    if (!has_logits_)
+        fail(BMOE_E_STATE,
+             "there are no logits: nothing was prefilled since the state was opened, loaded, cut or dropped");
     const float *row = llama_get_logits_ith(context_.get(), -1);
     if (!row) fail(BMOE_E_INTERNAL, "llama.cpp has no logits for the last token");
     return row;

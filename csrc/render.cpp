@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <ctime>
+#include <utility>
 
 #include "chat.h"
 #include "error.h"
@@ -20,6 +21,13 @@ struct ChatTemplate::Parsed {
 };
 
 namespace {
+
+// Tags of reasoning that are looked for where llama.cpp's analysis names none.
+constexpr std::pair<const char *, const char *> USUAL_TAGS[] = {
+    {"<think>", "</think>"},           {"<thinking>", "</thinking>"},
+    {"[THINK]", "[/THINK]"},           {"<|START_THINKING|>", "<|END_THINKING|>"},
+    {"<seed:think>", "</seed:think>"},
+};
 
 // What the engine threw, cut to the template's own words: the message after its last "Error: ", on one line.
 std::string reason_of(const std::exception &error) {
@@ -64,7 +72,8 @@ std::string today(const char *format) {
 size_t tail_of(const Rendered &rendered) { return rendered.data.empty() ? 0 : rendered.data.back().end; }
 
 void append_part(Rendered &rendered, const jinja::string_part &part) {
-    if (part.is_input && !part.val.empty()) rendered.data.push_back({rendered.text.size(), rendered.text.size() + part.val.size()});
+    if (part.is_input && !part.val.empty())
+        rendered.data.push_back({rendered.text.size(), rendered.text.size() + part.val.size()});
     rendered.text += part.val;
 }
 
@@ -151,14 +160,20 @@ void ChatTemplate::learn_reasoning() {
         const Rendered off = apply(question, false, true);
         const Rendered on = apply(question, true, true);
         const std::string tail = off.text.substr(tail_of(off));
-        for (const char *opener : {"<think>", "<thinking>", "[THINK]", "<|START_THINKING|>", "<seed:think>"}) {
-            if (think_start_.empty() && tail.find(opener) != std::string::npos) think_start_ = opener;
+        for (const auto &[opener, closer] : USUAL_TAGS) {
+            const size_t at = tail.rfind(opener);
+            if (think_start_.empty() && at != std::string::npos && tail.find(closer, at) == std::string::npos)
+                think_start_ = opener;
         }
         const size_t opened = think_start_.empty() ? std::string::npos : tail.rfind(think_start_);
-        const bool open = opened != std::string::npos && (think_end_.empty() || tail.find(think_end_, opened) == std::string::npos);
-        if (open) think_ctl_ = think_end_.empty() ? BMOE_THINK_FORCED : BMOE_THINK_CLOSED;
-        else if (off.text != on.text) think_ctl_ = BMOE_THINK_SWITCH;
-        else if (known) think_ctl_ = BMOE_THINK_FREE;
+        const bool open =
+            opened != std::string::npos && (think_end_.empty() || tail.find(think_end_, opened) == std::string::npos);
+        if (open)
+            think_ctl_ = think_end_.empty() ? BMOE_THINK_FORCED : BMOE_THINK_CLOSED;
+        else if (off.text != on.text)
+            think_ctl_ = BMOE_THINK_SWITCH;
+        else if (known)
+            think_ctl_ = BMOE_THINK_FREE;
     } catch (const Error &) {
         think_ctl_ = BMOE_THINK_NONE;
     }
@@ -170,7 +185,8 @@ std::string ChatTemplate::closing_of(const Rendered &rendered) const {
     const size_t opened = think_start_.empty() ? std::string::npos : tail.rfind(think_start_);
     if (opened == std::string::npos) return "";
     if (think_end_.empty()) {
-        fail(BMOE_E_TEMPLATE, "the chat template opens reasoning (%s) and does not declare how it closes; give a template without it",
+        fail(BMOE_E_TEMPLATE,
+             "the chat template opens reasoning (%s) and does not declare how it closes; give a template without it",
              legible(think_start_).c_str());
     }
     if (tail.find(think_end_, opened) != std::string::npos) return "";
@@ -181,8 +197,11 @@ std::string ChatTemplate::closing_of(const Rendered &rendered) const {
 
 // A template without a system role gets the system text in front of the first message, as llama.cpp does it.
 std::vector<Message> ChatTemplate::fold_system(const std::vector<Message> &messages) const {
-    if (parsed_->jinja.caps.supports_system_role || messages.empty() || messages.front().role != "system") return messages;
-    if (messages.size() == 1) fail(BMOE_E_TEMPLATE, "this chat template has no system role, and there is no other message to put its text into");
+    if (parsed_->jinja.caps.supports_system_role || messages.empty() || messages.front().role != "system")
+        return messages;
+    if (messages.size() == 1)
+        fail(BMOE_E_TEMPLATE,
+             "this chat template has no system role, and there is no other message to put its text into");
     std::vector<Message> folded(messages.begin() + 1, messages.end());
     folded.front().content = messages.front().content + "\n" + folded.front().content;
     return folded;
@@ -191,8 +210,8 @@ std::vector<Message> ChatTemplate::fold_system(const std::vector<Message> &messa
 // A filter of the template may have lost the mark on a message's text (only where the text was joined with the
 // template's own first). Then control text from the message would count as the template's: refuse it. Seen by rendering
 // the same messages with that text made harmless: the template's own control tokens must be the same.
-void ChatTemplate::check_marks(const std::vector<Message> &messages, const Rendered &rendered, bool reasoning, bool generate,
-                               const SpecialTokens &specials) const {
+void ChatTemplate::check_marks(const std::vector<Message> &messages, const Rendered &rendered, bool reasoning,
+                               bool generate, const SpecialTokens &specials) const {
     std::vector<Message> harmless = messages;
     bool any = false;
     for (Message &message : harmless) {
@@ -204,11 +223,14 @@ void ChatTemplate::check_marks(const std::vector<Message> &messages, const Rende
     }
     if (!any) return;
     if (control_outside(apply(harmless, reasoning, generate), specials) != control_outside(rendered, specials)) {
-        fail(BMOE_E_TEMPLATE, "a message holds the text of a control token, and the chat template mixes it with its own; remove it from the message");
+        fail(BMOE_E_TEMPLATE,
+             "a message holds the text of a control token, and the chat template mixes it with its own; remove it from "
+             "the message");
     }
 }
 
-Rendered ChatTemplate::render(const std::vector<Message> &messages, bool reasoning, bool generate, const SpecialTokens &specials) const {
+Rendered ChatTemplate::render(const std::vector<Message> &messages, bool reasoning, bool generate,
+                              const SpecialTokens &specials) const {
     const std::vector<Message> folded = fold_system(messages);
     Rendered rendered = apply(folded, reasoning, generate);
     check_marks(folded, rendered, reasoning, generate, specials);

@@ -31,7 +31,8 @@ class ChatTemplate {
 
     // Throws Error (BMOE_E_TEMPLATE) with the template's own words when it refuses the messages.
     //   specials  to find out whether the template could pass control text of a message off as its own
-    Rendered render(const std::vector<Message> &messages, bool reasoning, bool generate, const SpecialTokens &specials) const;
+    Rendered render(const std::vector<Message> &messages, bool reasoning, bool generate,
+                    const SpecialTokens &specials) const;
 
   private:
     struct Parsed;

@@ -20,7 +20,8 @@ SpecialTokens::SpecialTokens(const llama_vocab *vocab) : trie_(1) {
         longest_control_ = std::max(longest_control_, token.text.size());
         uint32_t at = 0;
         for (const char c : token.text) {
-            const auto [step, added] = trie_[at].next.try_emplace(static_cast<unsigned char>(c), static_cast<uint32_t>(trie_.size()));
+            const auto [step, added] =
+                trie_[at].next.try_emplace(static_cast<unsigned char>(c), static_cast<uint32_t>(trie_.size()));
             at = step->second;
             if (added) trie_.emplace_back();
         }

@@ -49,14 +49,18 @@ size_t Engine::save_state(void *bytes, size_t capacity) const {
 void Engine::load_state(const void *bytes, size_t n_bytes) {
     require_context();
     Header header;
-    if (n_bytes < sizeof header) fail(BMOE_E_STATE, "%zu bytes are no saved state: its header alone takes %zu", n_bytes, sizeof header);
+    if (n_bytes < sizeof header)
+        fail(BMOE_E_STATE, "%zu bytes are no saved state: its header alone takes %zu", n_bytes, sizeof header);
     memcpy(&header, bytes, sizeof header);
     if (memcmp(header.magic, MAGIC, sizeof MAGIC) != 0) fail(BMOE_E_STATE, "these bytes are no state saved by bmoe");
-    if (header.abi != BMOE_ABI_VERSION) fail(BMOE_E_STATE, "the state was saved by ABI %u, this is ABI %d", header.abi, BMOE_ABI_VERSION);
+    if (header.abi != BMOE_ABI_VERSION)
+        fail(BMOE_E_STATE, "the state was saved by ABI %u, this is ABI %d", header.abi, BMOE_ABI_VERSION);
     if (header.fingerprint != file_.fingerprint) fail(BMOE_E_STATE, "the state was saved from another model file");
-    if (header.kv_type != info_.kv_type) fail(BMOE_E_STATE, "the state was saved with another KV type (%d, not %d)", header.kv_type, info_.kv_type);
+    if (header.kv_type != info_.kv_type)
+        fail(BMOE_E_STATE, "the state was saved with another KV type (%d, not %d)", header.kv_type, info_.kv_type);
     if (header.payload_bytes != n_bytes - sizeof header) {
-        fail(BMOE_E_STATE, "the state is cut short: %" PRIu64 " bytes expected after the header, %zu found", header.payload_bytes, n_bytes - sizeof header);
+        fail(BMOE_E_STATE, "the state is cut short: %" PRIu64 " bytes expected after the header, %zu found",
+             header.payload_bytes, n_bytes - sizeof header);
     }
     if (header.position < 0 || header.position > info_.n_ctx) {
         fail(BMOE_E_STATE, "the state holds %d tokens, the context has room for %d", header.position, info_.n_ctx);
@@ -70,7 +74,8 @@ void Engine::load_state(const void *bytes, size_t n_bytes) {
     } catch (const std::exception &) {
         read = 0;
     }
-    if (read != header.payload_bytes || llama_memory_seq_pos_max(llama_get_memory(context_.get()), SEQUENCE) != header.position - 1) {
+    if (read != header.payload_bytes ||
+        llama_memory_seq_pos_max(llama_get_memory(context_.get()), SEQUENCE) != header.position - 1) {
         drop_state();
         fail(BMOE_E_STATE, "the bytes of the state are damaged behind its header; the state is empty now");
     }
@@ -89,7 +94,8 @@ bool Engine::trim(int32_t n_tokens) {
     llama_memory_t memory = llama_get_memory(context_.get());
     if (info_.is_recurrent || info_.is_hybrid) return false;
     // A sliding window forgets: what the next token attends to must still be there.
-    if (info_.n_swa > 0 && llama_memory_seq_pos_min(memory, SEQUENCE) > std::max(0, n_tokens - info_.n_swa)) return false;
+    if (info_.n_swa > 0 && llama_memory_seq_pos_min(memory, SEQUENCE) > std::max(0, n_tokens - info_.n_swa))
+        return false;
     if (!llama_memory_seq_rm(memory, SEQUENCE, n_tokens, -1)) return false;
     position_ = n_tokens;
     has_logits_ = false;
@@ -98,7 +104,8 @@ bool Engine::trim(int32_t n_tokens) {
 
 void Engine::keep_state(int32_t n_tokens) {
     require_context();
-    if (n_tokens < 0 || n_tokens > position_) fail(BMOE_E_ARGUMENT, "cannot keep %d tokens of a state that holds %d", n_tokens, position_);
+    if (n_tokens < 0 || n_tokens > position_)
+        fail(BMOE_E_ARGUMENT, "cannot keep %d tokens of a state that holds %d", n_tokens, position_);
     if (n_tokens == position_) return;
     if (n_tokens == 0) return drop_state();
     if (!trim(n_tokens)) fail(BMOE_E_UNSUPPORTED, "this model's memory cannot be cut back to %d tokens", n_tokens);

@@ -7,31 +7,71 @@
 #include <string_view>
 
 #include "error.h"
+#include "os/stack.h"
 
 namespace bmoe {
 
 bool touches(const Spans &spans, size_t begin, size_t end) {
     // The first span that ends behind `begin` is the only candidate: spans rise.
-    const auto span = std::upper_bound(spans.begin(), spans.end(), begin,
-                                       [](size_t at, const bmoe_span &s) { return at < s.end; });
+    const auto span =
+        std::upper_bound(spans.begin(), spans.end(), begin, [](size_t at, const bmoe_span &s) { return at < s.end; });
     return span != spans.end() && span->begin < end && span->begin < span->end;
 }
 
-static std::vector<llama_token> llama_tokens(const llama_vocab *vocab, const char *text, size_t n_bytes, bool parse_special) {
-    if (n_bytes > INT_MAX / 2) fail(BMOE_E_ARGUMENT, "a text of %zu bytes is longer than can be tokenized (%d)", n_bytes, INT_MAX / 2);
+namespace {
+
+// Many of llama.cpp's pre-tokenizers are a std::regex, which recurses once or more per character of a match, at 100 to
+// 420 bytes of stack each [measured]. A match spans at most a run of blanks and a run of anything else.
+constexpr size_t STACK_PER_BYTE = 1024;
+constexpr size_t SMALL_RUN = 4096;       // fits any thread's stack
+constexpr size_t LONGEST_RUN = 1 << 20;  // a stack of 2 GiB
+
+bool is_space(char c) { return isspace(static_cast<unsigned char>(c)) != 0; }
+
+// The longest run of blanks, or of anything else, in bytes.
+size_t longest_run(const char *text, size_t n_bytes) {
+    size_t longest = 0, begin = 0;
+    for (size_t at = 1; at <= n_bytes; ++at) {
+        if (at < n_bytes && is_space(text[at]) == is_space(text[begin])) continue;
+        longest = std::max(longest, at - begin);
+        begin = at;
+    }
+    return longest;
+}
+
+std::vector<llama_token> llama_tokens_here(const llama_vocab *vocab, const char *text, size_t n_bytes, bool special) {
     std::vector<llama_token> tokens(n_bytes + 8);
     const auto size = static_cast<int32_t>(n_bytes);
-    int32_t n = llama_tokenize(vocab, text, size, tokens.data(), static_cast<int32_t>(tokens.size()), false, parse_special);
+    int32_t n = llama_tokenize(vocab, text, size, tokens.data(), static_cast<int32_t>(tokens.size()), false, special);
     if (n < 0 && n != INT32_MIN) {
         tokens.resize(static_cast<size_t>(-n));
-        n = llama_tokenize(vocab, text, size, tokens.data(), -n, false, parse_special);
+        n = llama_tokenize(vocab, text, size, tokens.data(), -n, false, special);
     }
     if (n < 0) fail(BMOE_E_INTERNAL, "llama.cpp could not tokenize a text of %zu bytes", n_bytes);
     tokens.resize(static_cast<size_t>(n));
     return tokens;
 }
 
-std::vector<llama_token> tokenize(const llama_vocab *vocab, const SpecialTokens &specials, const std::string &text, const Spans &data) {
+std::vector<llama_token> llama_tokens(const llama_vocab *vocab, const char *text, size_t n_bytes, bool special) {
+    if (n_bytes > INT_MAX / 2) {
+        fail(BMOE_E_TOO_LONG, "a text of %zu bytes is longer than can be tokenized (%d)", n_bytes, INT_MAX / 2);
+    }
+    const size_t run = longest_run(text, n_bytes);
+    if (run <= SMALL_RUN) return llama_tokens_here(vocab, text, n_bytes, special);
+    if (run > LONGEST_RUN) {
+        fail(BMOE_E_TOO_LONG, "a run of %zu bytes without a blank, or of blanks, cannot be tokenized (longest: %zu)",
+             run, LONGEST_RUN);
+    }
+    std::vector<llama_token> tokens;
+    os::run_with_stack((size_t{1} << 20) + 2 * run * STACK_PER_BYTE,
+                       [&] { tokens = llama_tokens_here(vocab, text, n_bytes, special); });
+    return tokens;
+}
+
+}  // namespace
+
+std::vector<llama_token> tokenize(const llama_vocab *vocab, const SpecialTokens &specials, const std::string &text,
+                                  const Spans &data) {
     for (const bmoe_span &span : data) {
         if (span.begin == span.end) continue;
         const size_t reach = std::min(span.begin, specials.longest_control());
@@ -50,11 +90,9 @@ struct Fragment {
     size_t end;
 };
 
-bool is_space(char c) { return isspace(static_cast<unsigned char>(c)) != 0; }
-
 // Cut every allowed occurrence of one special token out of one fragment of text; what is left goes before `next`.
-void cut(std::list<Fragment> &fragments, std::list<Fragment>::iterator next, Fragment piece, const SpecialTokens::Token &token,
-         const std::string &text, const Spans &data) {
+void cut(std::list<Fragment> &fragments, std::list<Fragment>::iterator next, Fragment piece,
+         const SpecialTokens::Token &token, const std::string &text, const Spans &data) {
     const std::string_view up_to_end(text.data(), piece.end);
     size_t from = piece.begin;
     while (true) {
@@ -78,7 +116,8 @@ void cut(std::list<Fragment> &fragments, std::list<Fragment>::iterator next, Fra
 
 }  // namespace
 
-std::vector<llama_token> tokenize_cut(const llama_vocab *vocab, const SpecialTokens &specials, const std::string &text, const Spans &data) {
+std::vector<llama_token> tokenize_cut(const llama_vocab *vocab, const SpecialTokens &specials, const std::string &text,
+                                      const Spans &data) {
     std::list<Fragment> fragments;
     if (!text.empty()) fragments.push_back({LLAMA_TOKEN_NULL, 0, text.size()});
     for (const SpecialTokens::Token &token : specials.tokens()) {

@@ -15,10 +15,12 @@ using Spans = std::vector<bmoe_span>;
 
 // Tokens of a text whose spans are data, without BOS. Where no control token's text touches a span this is llama.cpp's
 // tokenization of the whole; elsewhere tokenize_cut().
-std::vector<llama_token> tokenize(const llama_vocab *vocab, const SpecialTokens &specials, const std::string &text, const Spans &data);
+std::vector<llama_token> tokenize(const llama_vocab *vocab, const SpecialTokens &specials, const std::string &text,
+                                  const Spans &data);
 
 // The same by cutting the special tokens out ourselves, as llama.cpp does but for the control tokens that touch a span.
-std::vector<llama_token> tokenize_cut(const llama_vocab *vocab, const SpecialTokens &specials, const std::string &text, const Spans &data);
+std::vector<llama_token> tokenize_cut(const llama_vocab *vocab, const SpecialTokens &specials, const std::string &text,
+                                      const Spans &data);
 
 // Put the model's BOS first if it wants one, and keep it single.
 void lead_with_bos(const llama_vocab *vocab, std::vector<llama_token> &tokens);

@@ -11,7 +11,8 @@
  *   threads   one call at a time per engine: a second one is refused with BMOE_E_BUSY, it neither waits
  *             nor races. bmoe_cancel() and bmoe_last_error() may be called from any thread at any time.
  *             Two engines, also of the same file, are independent
- *   text      bytes with a length; a zero byte is text like any other. Invalid UTF-8 is tokenized as bytes
+ *   text      bytes with a length; a zero byte is text like any other. Invalid UTF-8 is never an error: it becomes
+ *             what llama.cpp's tokenizer makes of it, U+FFFD in a byte-level BPE vocabulary
  *   buffers   belong to the caller. Where one is too small the call returns BMOE_E_TOO_SMALL, has written
  *             nothing into it, and has set the size needed; NULL with capacity 0 asks for the size
  *   structs   begin with size_bytes, set by their bmoe_*_init(); fields are only ever added at the end
@@ -44,29 +45,29 @@ typedef struct bmoe_engine bmoe_engine;
 
 enum bmoe_status {
     BMOE_OK = 0,
-    BMOE_E_ARGUMENT = -1,    /* an argument is outside what its call documents; nothing changed */
-    BMOE_E_CLOSED = -2,      /* no open engine in this process goes by this handle */
-    BMOE_E_BUSY = -3,        /* another call is running on this engine; nothing changed */
-    BMOE_E_TOO_SMALL = -4,   /* the caller's buffer; the size needed has been set */
-    BMOE_E_TOO_LONG = -5,    /* more tokens than the context has room for; nothing changed */
-    BMOE_E_CANCELLED = -6,   /* bmoe_cancel() or a hook stopped the call */
-    BMOE_E_MODEL = -7,       /* the file is missing, damaged, or no language model that can be run here */
-    BMOE_E_MEMORY = -8,      /* not enough memory */
-    BMOE_E_TEMPLATE = -9,    /* no chat template, or it refused the messages, or cannot be closed to reasoning */
-    BMOE_E_STATE = -10,      /* a saved state that does not belong here, or no logits to read yet */
-    BMOE_E_UNSUPPORTED = -11,/* this model's memory cannot do that; nothing changed */
-    BMOE_E_INTERNAL = -12    /* llama.cpp failed; only bmoe_close() makes sense afterwards */
+    BMOE_E_ARGUMENT = -1,     /* an argument is outside what its call documents; nothing changed */
+    BMOE_E_CLOSED = -2,       /* no open engine in this process goes by this handle */
+    BMOE_E_BUSY = -3,         /* another call is running on this engine; nothing changed */
+    BMOE_E_TOO_SMALL = -4,    /* the caller's buffer; the size needed has been set */
+    BMOE_E_TOO_LONG = -5,     /* more tokens than the context has room for; nothing changed */
+    BMOE_E_CANCELLED = -6,    /* bmoe_cancel() or a hook stopped the call */
+    BMOE_E_MODEL = -7,        /* the file is missing, damaged, or no language model that can be run here */
+    BMOE_E_MEMORY = -8,       /* not enough memory */
+    BMOE_E_TEMPLATE = -9,     /* no chat template, or it refused the messages, or cannot be closed to reasoning */
+    BMOE_E_STATE = -10,       /* a saved state that does not belong here, or no logits to read yet */
+    BMOE_E_UNSUPPORTED = -11, /* this model's memory cannot do that; nothing changed */
+    BMOE_E_INTERNAL = -12     /* llama.cpp failed; only bmoe_close() makes sense afterwards */
 };
 
 enum bmoe_log_level { BMOE_LOG_DEBUG = 1, BMOE_LOG_INFO = 2, BMOE_LOG_WARN = 3, BMOE_LOG_ERROR = 4 };
 
 /* What the chat template lets a caller say about reasoning ("thinking"). */
 enum bmoe_think_ctl {
-    BMOE_THINK_NONE = 0,       /* the template knows no reasoning, or there is no template */
-    BMOE_THINK_SWITCH = 1,     /* it has a switch: off renders a prompt that the answer follows directly */
-    BMOE_THINK_CLOSED = 2,     /* it opens reasoning whatever the switch says; render closes the block */
-    BMOE_THINK_FREE = 3,       /* it knows reasoning but neither opens it nor has a switch: the model may open it */
-    BMOE_THINK_FORCED = 4      /* it opens reasoning and does not declare how to close it: off is refused */
+    BMOE_THINK_NONE = 0,   /* the template knows no reasoning, or there is no template */
+    BMOE_THINK_SWITCH = 1, /* it has a switch: off renders a prompt that the answer follows directly */
+    BMOE_THINK_CLOSED = 2, /* it opens reasoning whatever the switch says; render closes the block */
+    BMOE_THINK_FREE = 3,   /* it knows reasoning but neither opens it nor has a switch: the model may open it */
+    BMOE_THINK_FORCED = 4  /* it opens reasoning and does not declare how to close it: off is refused */
 };
 
 enum bmoe_kv_type { BMOE_KV_F16 = 0, BMOE_KV_F32 = 1 };
@@ -74,11 +75,11 @@ enum bmoe_kv_type { BMOE_KV_F16 = 0, BMOE_KV_F32 = 1 };
 /* Bits of bmoe_token_attr(). A token has at least one of the first five. */
 enum bmoe_token_attr_bits {
     BMOE_TOKEN_NORMAL = 1,
-    BMOE_TOKEN_CONTROL = 2,       /* special: never made from a caller's text; unknown tokens count here */
-    BMOE_TOKEN_USER_DEFINED = 4,  /* an added word of the vocabulary; text, not control */
+    BMOE_TOKEN_CONTROL = 2,      /* special: never made from a caller's text; unknown tokens count here */
+    BMOE_TOKEN_USER_DEFINED = 4, /* an added word of the vocabulary; text, not control */
     BMOE_TOKEN_BYTE = 8,
     BMOE_TOKEN_UNUSED = 16,
-    BMOE_TOKEN_END = 32           /* ends a generation */
+    BMOE_TOKEN_END = 32 /* ends a generation */
 };
 
 /* text    one line, no line end, NUL-terminated */
@@ -98,55 +99,55 @@ typedef struct bmoe_open_params {
     int32_t log_level;         /* least bmoe_log_level that reaches log; default BMOE_LOG_WARN */
     const char *chat_template; /* Jinja text in place of the model's own; copied; NULL: the model's own */
     size_t chat_template_bytes;
-    bmoe_log_fn log;           /* may be NULL */
+    bmoe_log_fn log; /* may be NULL */
     void *log_user;
     bmoe_progress_fn progress; /* may be NULL; called during bmoe_open() only */
     void *progress_user;
-    bmoe_poll_fn poll;         /* may be NULL */
+    bmoe_poll_fn poll; /* may be NULL */
     void *poll_user;
 } bmoe_open_params;
 
 typedef struct bmoe_info {
     size_t size_bytes;
-    char arch[64];             /* general.architecture, cut at 63 bytes */
-    char name[128];            /* general.name, cut at 127 bytes; may be empty */
-    char quantization[64];     /* e.g. "Q4_K - Medium" */
+    char arch[64];         /* general.architecture, cut at 63 bytes */
+    char name[128];        /* general.name, cut at 127 bytes; may be empty */
+    char quantization[64]; /* e.g. "Q4_K - Medium" */
     int64_t n_params;
-    int64_t weights_bytes;     /* all tensors, all shards */
-    int64_t experts_bytes;     /* the part of weights_bytes that routed experts hold; 0 for a dense model */
+    int64_t weights_bytes; /* all tensors, all shards */
+    int64_t experts_bytes; /* the part of weights_bytes that routed experts hold; 0 for a dense model */
     int32_t n_layer;
-    int32_t n_moe_layer;       /* layers that hold routed experts */
-    int32_t n_expert;          /* per MoE layer; 0 for a dense model */
-    int32_t n_expert_used;     /* per token */
+    int32_t n_moe_layer;   /* layers that hold routed experts */
+    int32_t n_expert;      /* per MoE layer; 0 for a dense model */
+    int32_t n_expert_used; /* per token */
     int32_t n_embd;
     int32_t n_vocab;
     int32_t n_ctx_train;
-    int32_t n_swa;             /* width of sliding-window attention, tokens; 0: none */
-    int32_t n_shards;          /* files the model is split into, 1 when whole */
-    int32_t n_ctx;             /* the following four: as opened; 0 where only inspected */
+    int32_t n_swa;    /* width of sliding-window attention, tokens; 0: none */
+    int32_t n_shards; /* files the model is split into, 1 when whole */
+    int32_t n_ctx;    /* the following four: as opened; 0 where only inspected */
     int32_t n_ubatch;
     int32_t n_threads;
     int32_t kv_type;
-    int32_t is_recurrent;      /* every layer keeps recurrent state */
-    int32_t is_hybrid;         /* some layers do */
-    int32_t has_template;      /* the file's own, or one given at open */
-    int32_t adds_bos;          /* prompts of this model begin with its BOS token */
-    int32_t think_ctl;         /* bmoe_think_ctl */
+    int32_t is_recurrent; /* every layer keeps recurrent state */
+    int32_t is_hybrid;    /* some layers do */
+    int32_t has_template; /* the file's own, or one given at open */
+    int32_t adds_bos;     /* prompts of this model begin with its BOS token */
+    int32_t think_ctl;    /* bmoe_think_ctl */
 } bmoe_info;
 
 /* Totals since bmoe_open(); they never fall. */
 typedef struct bmoe_counters {
     size_t size_bytes;
-    int64_t n_prefill_tokens;  /* tokens computed, those of cancelled pieces not counted */
-    int64_t n_graphs;          /* prefill pieces computed */
-    double prefill_s;          /* wall seconds inside bmoe_prefill() */
-    double prefill_cpu_s;      /* CPU seconds of the whole process during them */
-    int64_t n_major_faults;    /* page faults of the process during them that had to read */
+    int64_t n_prefill_tokens; /* tokens computed, those of cancelled pieces not counted */
+    int64_t n_graphs;         /* prefill pieces computed */
+    double prefill_s;         /* wall seconds inside bmoe_prefill() */
+    double prefill_cpu_s;     /* CPU seconds of the whole process during them */
+    int64_t n_major_faults;   /* page faults of the process during them that had to read */
 } bmoe_counters;
 
 typedef struct bmoe_message {
-    const char *role;          /* NUL-terminated: "system", "user" or "assistant" */
-    const char *content;       /* may be NULL when content_bytes is 0 */
+    const char *role;    /* NUL-terminated: "system", "user" or "assistant" */
+    const char *content; /* may be NULL when content_bytes is 0 */
     size_t content_bytes;
 } bmoe_message;
 
@@ -193,8 +194,8 @@ BMOE_API int32_t bmoe_get_counters(bmoe_engine *engine, bmoe_counters *counters)
  *   text      the prompt, not NUL-terminated; *n_bytes its length
  *   spans     the ranges of text that came from the messages' content, rising; *n_spans how many.
  *             Handed to bmoe_tokenize() they keep a caller's text from becoming control tokens
- *   system    where the template has no such role, it is put before the first user message, with an empty
- *             line between
+ *   system    where the template has no such role, its text is put before that of the first
+ *             message, with a line break between
  *   returns   BMOE_OK, BMOE_E_ARGUMENT, BMOE_E_TOO_SMALL (either buffer; both sizes are set), BMOE_E_TEMPLATE */
 BMOE_API int32_t bmoe_render(bmoe_engine *engine, const bmoe_message *messages, size_t n_messages, int32_t reasoning,
                              int32_t generate, char *text, size_t text_cap, size_t *n_bytes, bmoe_span *spans,
@@ -205,7 +206,8 @@ BMOE_API int32_t bmoe_render(bmoe_engine *engine, const bmoe_message *messages, 
  * llama.cpp's own tokenization of the whole text with special tokens parsed.
  *   spans     rising, not overlapping, within the text: bytes that are data. NULL with n_spans 0: none
  *   add_bos   1: begin with the model's BOS token if the model wants one; never two. EOS is never added
- *   returns   BMOE_OK, BMOE_E_ARGUMENT, BMOE_E_TOO_SMALL */
+ *   returns   BMOE_OK, BMOE_E_ARGUMENT, BMOE_E_TOO_SMALL, BMOE_E_TOO_LONG (over 1 GiB, or a run of over 1 MiB without
+ *             a blank, or of blanks), BMOE_E_MEMORY */
 BMOE_API int32_t bmoe_tokenize(bmoe_engine *engine, const char *text, size_t n_bytes, const bmoe_span *spans,
                                size_t n_spans, int32_t add_bos, int32_t *tokens, size_t tokens_cap, size_t *n_tokens);
 

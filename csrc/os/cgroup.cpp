@@ -54,7 +54,8 @@ std::vector<Cgroup> cgroups(const std::string &controller) {
         const Mount mount = mount_of(controller, version);
         if (mount.point.empty()) continue;
         std::string group = line.substr(second + 1);
-        if (mount.root != "/" && group.compare(0, mount.root.size(), mount.root) == 0) group.erase(0, mount.root.size());
+        if (mount.root != "/" && group.compare(0, mount.root.size(), mount.root) == 0)
+            group.erase(0, mount.root.size());
         while (true) {
             found.push_back({version, mount.point + (group == "/" ? "" : group)});
             const size_t slash = group.rfind('/');

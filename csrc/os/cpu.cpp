@@ -49,7 +49,9 @@ int32_t usable_cpus() {
 Usage process_usage() {
     rusage usage{};
     getrusage(RUSAGE_SELF, &usage);
-    const auto seconds = [](const timeval &t) { return static_cast<double>(t.tv_sec) + 1e-6 * static_cast<double>(t.tv_usec); };
+    const auto seconds = [](const timeval &t) {
+        return static_cast<double>(t.tv_sec) + 1e-6 * static_cast<double>(t.tv_usec);
+    };
     return {seconds(usage.ru_utime) + seconds(usage.ru_stime), static_cast<int64_t>(usage.ru_majflt)};
 }
 

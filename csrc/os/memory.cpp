@@ -32,7 +32,8 @@ static int64_t left_in(const Cgroup &group) {
     if (limit_text.empty() || limit_text == "max") return -1;
     const int64_t limit = std::atoll(limit_text.c_str());
     if (limit <= 0 || limit >= (int64_t{1} << 60)) return -1;  // v1 writes "no limit" as a huge number
-    const int64_t usage = std::atoll(read_line(group.path + (v2 ? "/memory.current" : "/memory.usage_in_bytes")).c_str());
+    const int64_t usage =
+        std::atoll(read_line(group.path + (v2 ? "/memory.current" : "/memory.usage_in_bytes")).c_str());
     const int64_t cached = value_of(group.path + "/memory.stat", v2 ? "inactive_file " : "total_inactive_file ") +
                            value_of(group.path + "/memory.stat", v2 ? "active_file " : "total_active_file ");
     return std::max<int64_t>(limit - std::max<int64_t>(usage - cached, 0), 0);

@@ -7,7 +7,6 @@
  * Exit code: 0 decided, 1 engine failure, 2 wrong usage or a request that cannot be decided.
  */
 #include <bmoe.h>
-
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -34,7 +33,8 @@ static int32_t prompt_tokens(bmoe_engine *engine, const char *question, int32_t 
         status = BMOE_E_MEMORY;
     } else {
         status = bmoe_render(engine, &message, 1, 0, 1, text, n_bytes, &n_bytes, spans, n_spans, &n_spans);
-        if (status == BMOE_OK) status = bmoe_tokenize(engine, text, n_bytes, spans, n_spans, 1, *tokens, n_bytes + 8, n_tokens);
+        if (status == BMOE_OK)
+            status = bmoe_tokenize(engine, text, n_bytes, spans, n_spans, 1, *tokens, n_bytes + 8, n_tokens);
     }
     free(text);
     free(spans);
@@ -82,7 +82,8 @@ int main(int argc, char **argv) {
         return 2;
     }
     if (bmoe_abi_version() != BMOE_ABI_VERSION) {
-        fprintf(stderr, "decide: libbmoe has ABI %d, this program needs %d\n", (int)bmoe_abi_version(), (int)BMOE_ABI_VERSION);
+        fprintf(stderr, "decide: libbmoe has ABI %d, this program needs %d\n", (int)bmoe_abi_version(),
+                (int)BMOE_ABI_VERSION);
         return 1;
     }
     char error[512];

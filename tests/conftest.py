@@ -1,0 +1,17 @@
+"""Where BMOE_REQUIRE_ALL is set, as in CI, a test that is skipped has failed."""
+
+import os
+from collections.abc import Generator
+
+import pytest
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(
+    item: pytest.Item, call: pytest.CallInfo[None]
+) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    report = yield
+    if report.skipped and os.environ.get("BMOE_REQUIRE_ALL") and not item.get_closest_marker("optional"):
+        report.outcome = "failed"
+        report.longrepr = f"skipped where every test is required: {report.longrepr}"
+    return report

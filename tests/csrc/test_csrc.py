@@ -1,0 +1,112 @@
+"""libbmoe's internals against llama.cpp, its header in C99 and C++17, and a host that is not Python."""
+
+import math
+import os
+import re
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from bmoe import Session
+from bmoe_native import _bmoe_cffi  # type: ignore[attr-defined]
+from tests import tiny
+
+ROOT = Path(__file__).resolve().parents[2]
+HEADER = ROOT / "csrc" / "include" / "bmoe.h"
+LIBRARY = Path(_bmoe_cffi.__file__).with_name("libbmoe.so")
+
+
+def run(*command: object, **environment: str) -> subprocess.CompletedProcess[str]:
+    words = [str(word) for word in command]
+    env = {**os.environ, **environment}
+    return subprocess.run(words, capture_output=True, text=True, timeout=300, check=False, env=env)
+
+
+@pytest.fixture(scope="session")
+def programs() -> Path:
+    """Where `make cxx` builds the C++ programs; made up to date here, so that plain pytest runs them too."""
+    made = run("make", "-C", ROOT, "cxx")
+    assert made.returncode == 0, made.stdout + made.stderr
+    return ROOT / "build" / "dev"
+
+
+def test_templates_render_as_llama_cpp_renders_them(programs: Path) -> None:
+    source = Path((programs / "llama_source_dir").read_text())
+    done = run(programs / "tests" / "test_render", source / "models" / "templates")
+    assert done.returncode == 0, done.stdout
+    assert " 0 wrong" in done.stdout.splitlines()[-1]
+    assert int(done.stdout.splitlines()[-1].split()[0]) >= 400
+
+
+def test_texts_tokenize_as_llama_cpp_tokenizes_the_whole(programs: Path, named_models: list[Path]) -> None:
+    done = run(programs / "tests" / "test_tokenize", *named_models)
+    assert done.returncode == 0, done.stdout
+    assert len(done.stdout.splitlines()) == len(named_models) == 3
+
+
+@pytest.mark.parametrize(("language", "standard"), [("c", "c99"), ("c", "c11"), ("c++", "c++17")])
+def test_the_header_compiles_without_a_warning(language: str, standard: str, tmp_path: Path) -> None:
+    unit = tmp_path / "unit"
+    unit.write_text("#include <bmoe.h>\nint main(void) { return bmoe_abi_version() == BMOE_ABI_VERSION ? 0 : 1; }\n")
+    compiler = "cc" if language == "c" else "c++"
+    flags = ["-Wall", "-Wextra", "-Wshadow", "-Wpedantic", "-Werror", "-Wundef", f"-std={standard}"]
+    made = run(compiler, "-x", language, *flags, f"-I{HEADER.parent}", "-fsyntax-only", unit)
+    assert (made.returncode, made.stderr) == (0, "")
+
+
+def test_exactly_what_the_header_declares_is_exported() -> None:
+    symbols = run("nm", "-D", "--defined-only", LIBRARY).stdout.splitlines()
+    declarations = re.sub(r"/\*.*?\*/", "", HEADER.read_text(), flags=re.DOTALL)
+    declared = set(re.findall(r"\b(bmoe_\w+)\(", declarations))
+    assert {line.split()[-1] for line in symbols} == declared
+    assert len(declared) == 22
+
+
+@pytest.fixture(scope="session")
+def c_host(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    program = tmp_path_factory.mktemp("c") / "decide"
+    flags = ["-std=c99", "-Wall", "-Wextra", "-Wshadow", "-pedantic", "-Werror", f"-I{HEADER.parent}"]
+    link = [f"-L{LIBRARY.parent}", "-lbmoe", "-lm", f"-Wl,-rpath,{LIBRARY.parent}"]
+    made = run("cc", *flags, ROOT / "examples" / "c" / "decide.c", *link, "-o", program)
+    assert made.returncode == 0, made.stderr
+    return program
+
+
+@pytest.mark.parametrize("arch", ["llama", "qwen3moe"])
+def test_the_c_host_decides_as_python_does(c_host: Path, tmp_path: Path, arch: str) -> None:
+    model = tiny.write(tmp_path / "tiny.gguf", arch=arch)
+    question, choices = "Which is a fruit? <|im_end|> naïve", ("apple", "B", "the", "é")
+    done = run(c_host, model, question, *choices)
+    assert done.returncode == 0, done.stderr
+    lines = [line.split(" ", 1) for line in done.stdout.splitlines()]
+    with Session.open(model) as session:
+        result = session.decide(prefix=question, suffix="", choices=choices, reuse_prefix=False)
+    assert [text for _, text in lines] == list(choices)
+    for (said, _), logp in zip(lines, result.choice_logp, strict=True):
+        assert math.isclose(float(said), logp, abs_tol=1e-9)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "why"),
+    [
+        ([], 2, "usage"),
+        (["/nowhere.gguf", "q", "A"], 1, "cannot open"),
+        (["{model}", "q", "ab", "ac"], 2, "begin with the same token"),
+        (["{model}", "q", ""], 2, "no token"),
+        (["{model}", "x" * 3000, "A"], 1, "context of 512"),
+    ],
+)
+def test_the_c_host_refuses_in_a_sentence(
+    c_host: Path, tmp_path: Path, arguments: list[str], code: int, why: str
+) -> None:
+    model = tiny.write(tmp_path / "tiny.gguf")
+    done = run(c_host, *(word.format(model=model) for word in arguments))
+    assert done.returncode == code and why in done.stderr, done.stderr
+
+
+def test_the_library_needs_nothing_but_libc() -> None:
+    lines = run("readelf", "-d", LIBRARY).stdout.splitlines()
+    needed = {line.split("[")[1].split(".")[0] for line in lines if "(NEEDED)" in line}
+    assert "libc" in needed
+    assert needed <= {"libc", "libm", "libdl", "libpthread", "ld-linux-x86-64", "ld-linux-aarch64"}
