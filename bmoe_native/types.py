@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Info:
-    """What an engine sees of its model. Units: bytes and tokens; the last four of "as opened" are 0 when inspected."""
+    """What an engine sees of its model. Units: bytes and tokens."""
 
     arch: str
     name: str
@@ -22,10 +22,10 @@ class Info:
     n_ctx_train: int
     n_swa: int  # sliding-window width; 0: none
     n_shards: int
-    n_ctx: int  # as opened, like the next three
+    n_ctx: int  # as opened, like the next two; 0 and "f16" when inspected
     n_ubatch: int
-    n_threads: int
     kv_type: str  # "f16" or "f32"
+    n_threads: int  # as opened, or what it would be
     is_recurrent: bool
     is_hybrid: bool
     has_template: bool

@@ -8,6 +8,7 @@
 #include "error.h"
 #include "handles.h"
 #include "llama.h"
+#include "os/stack.h"
 
 #ifndef BMOE_VERSION
 #define BMOE_VERSION "0"
@@ -26,6 +27,7 @@ struct LastError {
     const bmoe_engine *handle = nullptr;
     std::string text;
 };
+constexpr size_t FORKED_STACK = 8 << 20;
 thread_local LastError last_error;
 thread_local const Engine *running = nullptr;  // the engine whose call is on this thread's stack
 
@@ -301,7 +303,14 @@ int32_t bmoe_prefill(bmoe_engine *handle, const int32_t *tokens, size_t n_tokens
         if (n_tokens > 0) require(tokens, "tokens");
         const auto n_ctx = static_cast<size_t>(engine.info().n_ctx);
         if (n_tokens > n_ctx) fail(BMOE_E_TOO_LONG, "%zu tokens are more than the context of %zu", n_tokens, n_ctx);
-        engine.prefill({tokens, tokens + n_tokens});
+        const std::vector<llama_token> copy(tokens, tokens + n_tokens);
+        if (!bmoe::in_forked_child()) return engine.prefill(copy);
+        // The thread that forked may remember OpenMP threads that only the parent has, and would wait for them: a new
+        // one remembers none.
+        bmoe::os::run_with_stack(FORKED_STACK, [&] {
+            const bmoe::LogScope scope(engine.log());
+            engine.prefill(copy);
+        });
     });
 }
 

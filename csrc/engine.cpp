@@ -51,6 +51,7 @@ Engine::Engine(const std::string &path, const bmoe_open_params &params)
     load_model(path, params);
     specials_ = std::make_unique<SpecialTokens>(vocab());
     load_template(params);
+    info_.n_threads = params.n_threads > 0 ? params.n_threads : os::usable_cpus();
     if (!params.inspect) create_context(params);
     fill_info();
     counters_.size_bytes = sizeof counters_;
@@ -127,7 +128,6 @@ void Engine::create_context(const bmoe_open_params &params) {
              limit);
     info_.n_ctx = params.n_ctx > 0 ? params.n_ctx : std::min(DEFAULT_CTX, limit);
     info_.n_ubatch = std::min(params.n_ubatch > 0 ? params.n_ubatch : DEFAULT_UBATCH, info_.n_ctx);
-    info_.n_threads = params.n_threads > 0 ? params.n_threads : os::usable_cpus();
     info_.kv_type = params.kv_type;
 
     const int64_t kv_bytes = file_.kv_bytes_per_token * info_.n_ctx * (params.kv_type == BMOE_KV_F32 ? 2 : 1);

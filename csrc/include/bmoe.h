@@ -16,8 +16,9 @@
  *   buffers   belong to the caller. Where one is too small the call returns BMOE_E_TOO_SMALL, has written
  *             nothing into it, and has set the size needed; NULL with capacity 0 asks for the size
  *   structs   begin with size_bytes, set by their bmoe_*_init(); fields are only ever added at the end
- *   hooks     run on the calling thread while a call is in progress; they may call bmoe_cancel() and
- *             nothing else of the engine. What they are given is lent for the duration of the hook
+ *   hooks     run on the calling thread while a call is in progress (in a forked child, on one that the call
+ *             waits for); they may call bmoe_cancel() and nothing else of the engine. What they are given is
+ *             lent for the duration of the hook
  *   output    the library writes nothing to any stream; what it has to say goes to the log hook
  */
 #ifndef BMOE_H
@@ -124,10 +125,10 @@ typedef struct bmoe_info {
     int32_t n_ctx_train;
     int32_t n_swa;    /* width of sliding-window attention, tokens; 0: none */
     int32_t n_shards; /* files the model is split into, 1 when whole */
-    int32_t n_ctx;    /* the following four: as opened; 0 where only inspected */
+    int32_t n_ctx;    /* as opened, like the following two; 0 where only inspected */
     int32_t n_ubatch;
-    int32_t n_threads;
     int32_t kv_type;
+    int32_t n_threads;    /* as opened, or what it would be */
     int32_t is_recurrent; /* every layer keeps recurrent state */
     int32_t is_hybrid;    /* some layers do */
     int32_t has_template; /* the file's own, or one given at open */

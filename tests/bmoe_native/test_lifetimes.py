@@ -89,8 +89,9 @@ def test_a_forked_child_gets_an_error_and_the_parent_goes_on(tiny_path: Path) ->
     code = """
 import os, sys
 from bmoe_native import Engine, ForkedError
-engine = Engine.open(sys.argv[1])
+engine = Engine.open(sys.argv[1], n_threads=2)
 engine.prefill([1, 2, 3])
+wanted = engine.logits()
 child = os.fork()
 if child == 0:
     for use in (engine.logits, lambda: engine.prefill([1]), engine.cancel):
@@ -100,9 +101,11 @@ if child == 0:
             continue
         os._exit(3)
     engine.close()
-    with Engine.open(sys.argv[1], n_threads=1) as own:
-        own.prefill([1, 2, 3])
-        os._exit(0 if (own.logits() == own.logits()).all() else 4)
+    with Engine.open(sys.argv[1], n_threads=2) as own:
+        for _ in range(3):
+            own.drop_state()
+            own.prefill([1, 2, 3])
+        os._exit(0 if (own.logits() == wanted).all() else 4)
 status = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
 engine.prefill([4])
 print(status, engine.position)

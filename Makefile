@@ -1,0 +1,69 @@
+# Everything lives in .venv and build/; llama.cpp and models in BMOE_CACHE (default ~/.cache/bmoe).
+PYTHON ?= python3
+BIN := .venv/bin
+export PATH := $(CURDIR)/$(BIN):$(PATH)
+
+PY_FILES := bmoe bmoe_native csrc/cmake packaging tests examples
+CXX_FILES := $(wildcard csrc/*.cpp csrc/*.h csrc/*/*.cpp csrc/*/*.h tests/csrc/*.cpp tests/csrc/*.c examples/c/*.c)
+BUILD_INPUTS := Makefile pyproject.toml $(CXX_FILES) \
+	$(wildcard packaging/*.py csrc/CMakeLists.txt csrc/cmake/*.* csrc/cmake/llama/*)
+
+.PHONY: help demo test check lint format types cxx wheel clean python FORCE
+
+help:
+	@echo "make demo    build bmoe, fetch the default model (1.1 GB) and watch an agent decide"
+	@echo "make test    lint, types, a build without warnings, every test"
+	@echo "make check   the same without the slow tests and those that need a model"
+	@echo "make format  lay out Python and C++"
+	@echo "make wheel   a wheel for other machines, in dist/"
+	@echo "make clean   remove .venv, build/ and dist/"
+
+demo: .venv/ready-run
+	@$(BIN)/python examples/agent_demo.py
+
+test: lint types cxx
+	@$(BIN)/python -m pytest
+
+check: lint types cxx
+	@$(BIN)/python -m pytest -m "not slow and not model"
+
+lint: .venv/ready-dev
+	@$(BIN)/ruff check --quiet $(PY_FILES)
+	@$(BIN)/ruff format --quiet --check $(PY_FILES) || { echo "bmoe build: layout differs; make format"; exit 1; }
+	@$(BIN)/clang-format --dry-run -Werror $(CXX_FILES)
+
+format: .venv/ready-dev
+	@$(BIN)/ruff check --quiet --fix $(PY_FILES)
+	@$(BIN)/ruff format --quiet $(PY_FILES)
+	@$(BIN)/clang-format -i $(CXX_FILES)
+
+types: .venv/ready-dev
+	@$(BIN)/mypy
+
+cxx: .venv/ready-dev
+	@cmake -S csrc -B build/dev $(if $(shell command -v ninja),-G Ninja) -DPython3_EXECUTABLE=$(CURDIR)/$(BIN)/python \
+		-DBMOE_WERROR=ON -DBMOE_BUILD_TESTS=ON >build/dev.log || { cat build/dev.log; exit 1; }
+	@cmake --build build/dev --parallel >build/dev.log || { cat build/dev.log; exit 1; }
+
+wheel: python
+	@echo "building for any CPU; the first time that takes some minutes" >&2
+	@$(PYTHON) -m pip wheel --quiet --no-deps --wheel-dir dist --config-settings=cmake.define.GGML_NATIVE=OFF .
+
+clean:
+	rm -rf .venv build dist
+
+python:
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 10))' 2>/dev/null || \
+		{ echo "bmoe build: python 3.10 or newer is needed, and $(PYTHON) is not; name one with PYTHON=..." >&2; exit 1; }
+
+.venv/ready-run: $(BUILD_INPUTS) | python
+	@$(PYTHON) packaging/devenv.py run
+	@touch $@
+
+.venv/ready-dev: $(BUILD_INPUTS) | python
+	@$(PYTHON) packaging/devenv.py dev
+	@touch $@ .venv/ready-run
+
+ifneq ($(shell $(PYTHON) packaging/devenv.py healthy 2>/dev/null),yes)
+.venv/ready-run .venv/ready-dev: FORCE
+endif

@@ -1,0 +1,91 @@
+"""The checkout's own .venv: made, or made again when broken, with bmoe installed into it for development.
+
+devenv.py run      what bmoe needs to run
+devenv.py dev      and what its tests need
+devenv.py healthy  prints yes if the .venv that is there can be used
+"""
+
+from __future__ import annotations
+
+import ast
+import importlib.util
+import os
+import re
+import shutil
+import subprocess
+import sys
+import venv
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+VENV = ROOT / ".venv"
+PYTHON = VENV / "bin" / "python"
+
+sys.path.insert(0, str(ROOT / "csrc" / "cmake"))
+import llama
+
+EXTRAS = {"run": "", "dev": "[dev]"}
+
+
+def healthy() -> bool:
+    """Its interpreter still starts, and it was made for this path: scripts and the installed bmoe hold it."""
+    activate = VENV / "bin" / "activate"
+    if not activate.is_file() or str(VENV) not in activate.read_text():
+        return False
+    try:
+        return subprocess.run([PYTHON, "-c", "import pip"], capture_output=True).returncode == 0
+    except OSError:
+        return False
+
+
+def make_venv() -> None:
+    if importlib.util.find_spec("ensurepip") is None:
+        raise llama.BuildError(f"{sys.executable} cannot make a venv: install Debian's python3-venv, or set PYTHON")
+    print("creating .venv", file=sys.stderr, flush=True)
+    venv.create(VENV, clear=True, with_pip=True, symlinks=True)
+
+
+def pip_install(what: str, *arguments: str) -> None:
+    print(f"installing {what}", file=sys.stderr, flush=True)
+    command = [str(PYTHON), "-m", "pip", "--disable-pip-version-check", "install", *arguments]
+    out = subprocess.PIPE
+    result = subprocess.run(command, cwd=ROOT, text=True, errors="replace", stdout=out, stderr=subprocess.STDOUT)
+    if result.returncode:
+        print(result.stdout, file=sys.stderr)
+        raise llama.BuildError(f"pip could not install {what}; what it said is above")
+
+
+def build_requirements() -> list[str]:
+    found = re.search(r"^requires = (\[.*\])", (ROOT / "pyproject.toml").read_text(), re.MULTILINE)
+    return list(ast.literal_eval(found[1])) if found else []
+
+
+def prepare(extras: str) -> None:
+    compiler = llama.find_compiler("CXX", llama.CXX_NAMES, "C++")
+    llama.check_compiler(compiler)
+    if not healthy():
+        make_venv()
+    os.environ["PATH"] = f"{VENV / 'bin'}{os.pathsep}{os.environ['PATH']}"
+    missing = [tool for tool in ("cmake", "ninja") if shutil.which(tool) is None]
+    pip_install("build tools", "pip>=22", *build_requirements(), *missing)
+    # Here and not only inside pip, which would hide three minutes of progress.
+    if subprocess.run([PYTHON, ROOT / "csrc" / "cmake" / "llama.py"], stdout=subprocess.DEVNULL).returncode:
+        raise SystemExit(1)
+    # In an environment made anew each time, nothing compiled would be used again.
+    pip_install("bmoe and what it needs", "--no-build-isolation", "--editable", f".{EXTRAS[extras]}")
+
+
+def main(arguments: list[str]) -> int:
+    if arguments == ["healthy"]:
+        print("yes" if healthy() else "no")
+        return 0
+    try:
+        prepare(arguments[0])
+    except (llama.BuildError, OSError, subprocess.SubprocessError) as error:
+        print(f"bmoe build: {error}", file=sys.stderr)
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
