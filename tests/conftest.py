@@ -1,9 +1,19 @@
-"""Where BMOE_REQUIRE_ALL is set, as in CI, a test that is skipped has failed."""
+"""The named models, and: where BMOE_REQUIRE_ALL is set, as in CI, a test that is skipped has failed."""
 
 import os
 from collections.abc import Generator
+from pathlib import Path
 
 import pytest
+
+from bmoe import models
+
+
+@pytest.fixture(scope="session")
+def named_models() -> list[Path]:
+    """Every named model's file, fetched on first use."""
+    cache = Path(os.environ.get("BMOE_CACHE") or models.default_cache())
+    return [models.resolve(model.name, cache) for model in models.CATALOG]
 
 
 @pytest.hookimpl(wrapper=True)

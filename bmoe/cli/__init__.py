@@ -1,0 +1,1 @@
+"""The bmoe command: parse, call, show."""

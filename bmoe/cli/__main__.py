@@ -1,0 +1,8 @@
+"""python -m bmoe.cli"""
+
+import sys
+
+from bmoe.cli.app import main
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,71 @@
+"""The typer app, and main(), which turns exceptions into stderr and an exit code, once."""
+
+import contextlib
+import sys
+from collections.abc import Sequence
+
+import typer
+
+from bmoe import BadLogits, FetchError, Refused
+from bmoe.batch import BatchError
+from bmoe.cli import decide, info, models
+from bmoe.cli.shell import Shell, Unheard
+from bmoe_native.errors import ArgumentError, EngineError, LibraryError, TemplateError
+
+DECIDED, FAILED, REFUSED, INTERRUPTED = 0, 1, 2, 130
+_FAILURES = (EngineError, LibraryError, FetchError, BatchError, BadLogits, OSError, MemoryError)
+
+app = typer.Typer(
+    name="bmoe",
+    help="Decisions from one prefill: which of these choices would the model say next?",
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    rich_markup_mode=None,
+    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
+)
+app.command("decide", cls=decide.Decide, help=decide.HELP)(decide.decide)
+app.command("info")(info.info)
+app.add_typer(models.app, name="models")
+
+
+def main(argv: Sequence[str] | None = None, shell: Shell | None = None) -> int:
+    """Run a command; its exit code."""
+    arguments = list(sys.argv[1:] if argv is None else argv) or ["--help"]
+    shell = shell or Shell()
+    try:
+        return _run(arguments, shell)
+    except Unheard:
+        # Closed here, or the interpreter would try to flush into the broken pipe once more at exit.
+        with contextlib.suppress(OSError):
+            shell.out.file.close()
+        return DECIDED
+
+
+def _run(arguments: list[str], shell: Shell) -> int:
+    try:
+        returned = typer.main.get_command(app).main(arguments, prog_name="bmoe", standalone_mode=False, obj=shell)
+    except (KeyboardInterrupt, typer.Abort):
+        return INTERRUPTED
+    except typer.Exit as error:
+        return error.exit_code
+    except (Refused, ArgumentError, TemplateError) as error:
+        of_template = isinstance(error, TemplateError) or isinstance(error.__cause__, TemplateError)
+        hint = " (--template FILE, --no-template)" if of_template else ""
+        return _failed(shell, arguments, f"{error}{hint}", REFUSED)
+    except _FAILURES as error:
+        return _failed(shell, arguments, str(error) or type(error).__name__, FAILED)
+    except Exception as error:
+        # typer's own errors have no common public base; this method is what tells them.
+        message = getattr(error, "format_message", None)
+        if message is None:
+            raise
+        command = getattr(getattr(error, "ctx", None), "command_path", "bmoe")
+        return _failed(shell, arguments, f"{message().rstrip('.')}. See {command} --help", REFUSED)
+    return returned if isinstance(returned, int) else DECIDED
+
+
+def _failed(shell: Shell, arguments: list[str], message: str, code: int) -> int:
+    shell.note(f"bmoe: {message}")
+    if "--json" in arguments:
+        shell.emit({"error": message, "exit_code": code})
+    return code

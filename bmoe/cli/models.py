@@ -1,0 +1,84 @@
+"""bmoe models"""
+
+from typing import Annotated
+
+import typer
+from rich.table import Table
+from rich.text import Text
+
+from bmoe import models
+from bmoe.cli.opening import fetched
+from bmoe.cli.shell import Shell
+
+app = typer.Typer(help="Named models: list, fetch, path, verify.", rich_markup_mode=None)
+
+Name = Annotated[str | None, typer.Argument(help="A name from bmoe models list; the default model if left out.")]
+Json = Annotated[bool, typer.Option("--json", help="One JSON object on stdout.")]
+
+
+@app.command("list")
+def list_models(ctx: typer.Context, as_json: Json = False) -> None:
+    """What can be fetched by name, and what is here already."""
+    shell: Shell = ctx.obj
+    if as_json:
+        shell.emit({"models": [_record(shell, model) for model in models.CATALOG]})
+        return
+    table = Table.grid(padding=(0, 2))
+    for model in models.CATALOG:
+        here = "here" if models.is_fetched(model, shell.cache) else ""
+        table.add_row(*map(Text, (model.name, f"{model.size_bytes / 1e9:.2f} GB", here, model.summary)))
+    shell.out.print(table)
+
+
+@app.command()
+def fetch(ctx: typer.Context, name: Name = None, as_json: Json = False) -> None:
+    """Fetch a model into the cache, unless it is there, and print its path."""
+    shell: Shell = ctx.obj
+    model = _named(name)
+    path = fetched(shell, model)
+    if as_json:
+        shell.emit(_record(shell, model))
+    else:
+        shell.line(str(path))
+
+
+@app.command("path")
+def path_of(ctx: typer.Context, name: Name = None, as_json: Json = False) -> None:
+    """Where a model is, or would be; exit code 1 if it is not there."""
+    shell: Shell = ctx.obj
+    model = _named(name)
+    if as_json:
+        shell.emit(_record(shell, model))
+    else:
+        shell.line(str(models.path_of(model, shell.cache)))
+    if not models.is_fetched(model, shell.cache):
+        shell.note(f"{model.name} is not fetched yet: bmoe models fetch {model.name}")
+        raise typer.Exit(1)
+
+
+@app.command()
+def verify(ctx: typer.Context, name: Name = None, as_json: Json = False) -> None:
+    """Read a fetched model whole and compare its sha256 with the published one."""
+    shell: Shell = ctx.obj
+    model = _named(name)
+    with shell.err.status(f"reading {model.name}"):
+        digest = models.verify(model, shell.cache)
+    if as_json:
+        shell.emit({**_record(shell, model), "sha256": digest})
+    else:
+        shell.line(f"{model.name} is whole: sha256 {digest}")
+
+
+def _named(name: str | None) -> models.NamedModel:
+    return models.DEFAULT if name is None else models.named(name)
+
+
+def _record(shell: Shell, model: models.NamedModel) -> dict[str, str | int | bool]:
+    return {
+        "name": model.name,
+        "default": model is models.DEFAULT,
+        "size_bytes": model.size_bytes,
+        "fetched": models.is_fetched(model, shell.cache),
+        "path": str(models.path_of(model, shell.cache)),
+        "summary": model.summary,
+    }

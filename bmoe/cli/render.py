@@ -1,0 +1,114 @@
+"""Results as rich renderables; pure."""
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from rich.console import Group, RenderableType
+from rich.table import Table
+from rich.text import Text
+
+from bmoe.decide import DecideResult
+
+BAR_CELLS = 24
+SHOWN_CHOICES = 40
+NOTABLE_MASS = 0.1
+MOST_MASS = 0.5
+_EIGHTHS = " ▏▎▍▌▋▊▉█"
+
+
+def decision(result: DecideResult, options: Sequence[str] | None, *, ascii_only: bool = False) -> RenderableType:
+    """Each choice with its probability as a bar, the mass outside them, and what it took."""
+    table = Table.grid(padding=(0, 1))
+    table.add_column(no_wrap=True)
+    table.add_column(overflow="fold", max_width=80 - BAR_CELLS - 14)
+    table.add_column(no_wrap=True, width=BAR_CELLS)
+    table.add_column(justify="right", no_wrap=True)
+    masses = [math.exp(logp) for logp in result.choice_logp]
+    for index in _shown(result):
+        best = index == result.best
+        style = "bold green" if best else ""
+        cells = (
+            ">" if best else "",
+            _name(result, options, index),
+            bar(masses[index], ascii_only),
+            percent(masses[index]),
+        )
+        table.add_row(*(Text(cell, style) for cell in cells))
+    hidden = len(masses) - min(len(masses), SHOWN_CHOICES)
+    if hidden:
+        left = sum(sorted(masses)[:hidden])
+        table.add_row("", Text(f"{hidden} others together", "dim"), Text(bar(left, ascii_only), "dim"), percent(left))
+    outside = result.outside_mass
+    style = "bold yellow" if outside >= NOTABLE_MASS else "dim"
+    cells = ("!" if outside >= NOTABLE_MASS else "", "outside the choices", bar(outside, ascii_only), percent(outside))
+    table.add_row(*(Text(cell, style) for cell in cells))
+    return Group(table, *_warning(result), Text(cost(result), "dim"))
+
+
+def cost(result: DecideResult) -> str:
+    """Tokens and time in one line."""
+    seconds = result.prefill_s + result.restore_s + result.store_s + result.policy_s
+    reused = f", {result.n_reused} of them reused" if result.n_reused else ""
+    return f"{result.n_tokens} tokens{reused}, {seconds:.2f} s"
+
+
+def bar(mass: float, ascii_only: bool = False) -> str:
+    """A probability as a bar of at most BAR_CELLS cells."""
+    eighths = round(mass * BAR_CELLS * 8)
+    if ascii_only:
+        return "#" * round(eighths / 8)
+    whole, part = divmod(eighths, 8)
+    return "█" * whole + (_EIGHTHS[part] if part else "")
+
+
+def percent(mass: float) -> str:
+    """A probability for people: what is not nothing does not read as nothing, nor what is not all as all."""
+    if mass == 0:
+        return "0 %"
+    if mass < 0.001:
+        return "<0.1 %"
+    if 0.9995 <= mass < 1:
+        return ">99.9 %"
+    return f"{mass * 100:.1f} %"
+
+
+def printable(text: str) -> str:
+    """Text on one line, control characters as escapes."""
+    return "".join(letter if letter.isprintable() else repr(letter)[1:-1] for letter in text)
+
+
+def facts(values: Mapping[str, Any]) -> RenderableType:
+    """Names and values in two columns."""
+    table = Table.grid(padding=(0, 2))
+    table.add_column(no_wrap=True, style="dim")
+    table.add_column(overflow="fold")
+    for name, value in values.items():
+        table.add_row(Text(name), Text(printable(str(value))))
+    return table
+
+
+def _shown(result: DecideResult) -> list[int]:
+    """Indices in the order given; of very many, the likeliest."""
+    indices = range(len(result.choice_logp))
+    if len(indices) <= SHOWN_CHOICES:
+        return list(indices)
+    return sorted(indices, key=lambda index: -result.choice_logp[index])[:SHOWN_CHOICES]
+
+
+def _name(result: DecideResult, options: Sequence[str] | None, index: int) -> str:
+    choice = result.choices[index]
+    if options is not None:
+        return printable(f"{choice.strip()}) {options[index]}")
+    # Blanks at the ends make another token, so they must be seen.
+    return printable(choice) if choice == choice.strip() else repr(choice)
+
+
+def _warning(result: DecideResult) -> list[Text]:
+    if result.outside_mass < NOTABLE_MASS:
+        return []
+    lead = "The model wanted to say something else" if result.outside_mass >= MOST_MASS else "Not sure"
+    text = f"{lead}: {percent(result.outside_mass)} of its answer is outside the choices"
+    if result.outside_text:
+        text += f", {percent(result.outside_text_mass)} on {result.outside_text!r}"
+    return [Text(text, "bold yellow")]

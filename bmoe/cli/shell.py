@@ -1,0 +1,74 @@
+"""What the commands get from outside: streams, environment, and ways to a model. Injected in tests."""
+
+import json
+import os
+import sys
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.text import Text
+
+from bmoe import Session, models
+from bmoe_native import Engine
+
+
+class Unheard(Exception):
+    """Whoever read stdout has gone: end quietly."""
+
+
+class _Console(Console):
+    def on_broken_pipe(self) -> None:
+        raise Unheard
+
+
+def console(*, stderr: bool = False) -> Console:
+    """A console that writes what its stream's encoding lacks as escapes."""
+    stream = sys.stderr if stderr else sys.stdout
+    reconfigure = getattr(stream, "reconfigure", None)
+    if reconfigure is not None:
+        reconfigure(errors="backslashreplace")
+    return _Console(stderr=stderr, highlight=False, markup=False, emoji=False)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Shell:
+    """Answers go to out, everything else to err."""
+
+    out: Console = field(default_factory=console)
+    err: Console = field(default_factory=lambda: console(stderr=True))
+    environ: Mapping[str, str] = field(default_factory=lambda: os.environ)
+    open_session: Callable[..., Session] = Session.open
+    inspect: Callable[..., Any] = Engine.open
+    fetch: Callable[..., Path] = models.fetch
+
+    @property
+    def cache(self) -> Path:
+        """BMOE_CACHE, or the default."""
+        set_to = self.environ.get("BMOE_CACHE")
+        return Path(set_to) if set_to else models.default_cache()
+
+    def model_word(self, typed: str | None) -> str | None:
+        """What names the model: the flag, else BMOE_MODEL, else nothing, which is the default model."""
+        return typed if typed is not None else self.environ.get("BMOE_MODEL") or None
+
+    def note(self, text: str) -> None:
+        """A line of prose to stderr, never wrapped: it may hold paths and hashes."""
+        self.err.print(Text(text), soft_wrap=True)
+
+    def emit(self, value: Mapping[str, Any]) -> None:
+        """One JSON object on one line of stdout; ASCII, so that any stdout can carry it."""
+        self.line(json.dumps(value, allow_nan=False))
+
+    def line(self, text: str) -> None:
+        """One line of stdout as it is, without wrapping or styles.
+
+        Raises: Unheard.
+        """
+        try:
+            self.out.file.write(text + "\n")
+            self.out.file.flush()
+        except BrokenPipeError as error:
+            raise Unheard from error

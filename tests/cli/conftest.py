@@ -1,0 +1,79 @@
+"""A shell whose streams are strings and whose models are scripted."""
+
+import io
+import json
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+from rich.console import Console
+
+from bmoe import Session
+from bmoe.cli.app import main
+from bmoe.cli.shell import Shell
+from bmoe.models import NamedModel, path_of
+from tests.fakes import ScriptedEngine
+
+
+@dataclass
+class Terminal:
+    """bmoe at width 80, and what it was seen to do."""
+
+    cache: Path
+    environ: dict[str, str]
+    engine: ScriptedEngine = field(default_factory=ScriptedEngine)
+    opened: list[tuple[Path, dict[str, Any]]] = field(default_factory=list)
+    fetched: list[str] = field(default_factory=list)
+    out: str = ""
+    err: str = ""
+    on_open: Callable[[], None] = lambda: None
+
+    def __call__(self, *argv: str) -> int:
+        out, err = io.StringIO(), io.StringIO()
+        shell = Shell(
+            out=Console(file=out, width=80, highlight=False),
+            err=Console(file=err, width=80, highlight=False),
+            environ=self.environ,
+            open_session=self._open,
+            inspect=self._inspect,
+            fetch=self._fetch,
+        )
+        code = main(argv, shell)
+        self.out, self.err = out.getvalue(), err.getvalue()
+        return code
+
+    def json(self) -> dict[str, Any]:
+        """The one object on stdout."""
+        assert self.out.count("\n") == 1
+        assert self.out.isascii()
+        value = json.loads(self.out)
+        assert isinstance(value, dict)
+        return value
+
+    def prompt(self) -> list[int]:
+        """What the engine computed last, as tokens."""
+        return [token for piece in self.engine.pieces for token in piece]
+
+    def _open(self, path: Path, **flags: Any) -> Session:
+        self.opened.append((path, flags))
+        self.on_open()
+        self.engine.closed = False
+        return Session(self.engine, prefix_cache=flags["prefix_cache"], system=flags["system"])
+
+    def _inspect(self, path: Path, *, inspect: bool) -> ScriptedEngine:
+        assert inspect
+        self.opened.append((path, {}))
+        return self.engine
+
+    def _fetch(self, model: NamedModel, cache: Path, **hooks: Any) -> Path:
+        self.fetched.append(model.name)
+        hooks["on_progress"](model.size_bytes, model.size_bytes)
+        return path_of(model, cache)
+
+
+@pytest.fixture
+def bmoe(tmp_path: Path) -> Terminal:
+    cache = tmp_path / "cache"
+    return Terminal(cache=cache, environ={"BMOE_CACHE": str(cache)})

@@ -1,0 +1,209 @@
+import subprocess
+import sys
+import threading
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+
+from bmoe import DecideRequest, DecideResult, Refused, Session
+from bmoe.decide.backend import ChatMessage, Float32Array
+from bmoe_native.errors import ClosedError, EngineError, TemplateError, TooLongError
+from tests.decide.scripted import SYSTEM
+from tests.fakes import ScriptedEngine
+
+ASK = DecideRequest(prefix="one two three", suffix=" four", choices=("A", "B"))
+WAIT_S = 30
+
+
+def bits(result: DecideResult) -> tuple[float, ...]:
+    return result.choice_logp
+
+
+def test_importing_bmoe_loads_no_library() -> None:
+    code = "import bmoe, sys; print([*sys.modules], open('/proc/self/maps').read())"
+    maps = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
+    assert "bmoe.session" in maps
+    assert "libbmoe" not in maps
+    assert "_bmoe_cffi" not in maps
+
+
+def test_a_request_whole_or_by_its_fields_is_the_same() -> None:
+    whole = Session(ScriptedEngine()).decide(ASK)
+    fields = Session(ScriptedEngine()).decide(prefix=ASK.prefix, suffix=ASK.suffix, choices=["A", "B"])
+    assert bits(whole) == bits(fields)
+    with pytest.raises(TypeError, match="not both"):
+        Session(ScriptedEngine()).decide(ASK, prefix="x")
+
+
+def test_one_text_as_choices_is_refused() -> None:
+    with pytest.raises(Refused, match="choices must be a list of texts"):
+        Session(ScriptedEngine()).decide(prefix="p", choices="AB")
+
+
+def test_it_closes_its_engine() -> None:
+    engine = ScriptedEngine()
+    session = Session(engine)
+    with session:
+        session.decide(ASK)
+        open_within = not engine.closed
+    assert (open_within, engine.closed) == (True, True)
+    session.close()
+    with pytest.raises(ClosedError):
+        session.decide(ASK)
+
+
+@pytest.mark.parametrize(("mode", "reuses"), [("auto", True), ("on", True), ("off", False)])
+def test_prefix_cache_modes(mode: str, reuses: bool) -> None:
+    session = Session(ScriptedEngine(), prefix_cache=mode)
+    session.decide(ASK)
+    assert (session.decide(ASK).n_reused > 0) is reuses
+
+
+def test_another_prefix_cache_mode_is_refused_before_anything_is_opened() -> None:
+    with pytest.raises(Refused, match="prefix_cache must be one of auto, on, off, not 'maybe'"):
+        Session.open("/nowhere/model.gguf", prefix_cache="maybe")
+
+
+def test_without_decisions_they_are_refused_and_nothing_is_kept() -> None:
+    session = Session(ScriptedEngine(), decide=False)
+    for _ in range(2):
+        with pytest.raises(Refused, match="opened without decisions"):
+            session.decide(ASK)
+
+
+def test_the_sessions_system_message_is_a_default() -> None:
+    engine = ScriptedEngine()
+    session = Session(engine, system="be brief", prefix_cache="off")
+    session.decide(ASK)
+    assert list(engine.pieces[0]) == engine.chat_tokens([("system", "be brief"), ("user", ASK.prefix + ASK.suffix)])
+    session.decide(prefix="p", choices=("A", "B"), system="mine")
+    assert list(engine.pieces[0]) == engine.chat_tokens([("system", "mine"), ("user", "p")])
+    session.decide(prefix="p", choices=("A", "B"), template=False)
+    assert SYSTEM not in engine.pieces[0]
+
+
+class TestErrors:
+    def test_a_template_that_refuses_is_a_refusal_with_its_cause(self) -> None:
+        session = Session(ScriptedEngine(has_template=False))
+        with pytest.raises(Refused, match="the model has no chat template") as refusal:
+            session.decide(ASK)
+        assert isinstance(refusal.value.__cause__, TemplateError)
+        assert session.decide(prefix="p", choices=("A", "B"), template=False).best >= 0
+
+    def test_too_long_is_a_refusal(self) -> None:
+        engine = ScriptedEngine()
+
+        def too_long() -> None:
+            raise TooLongError("5000 tokens, 4096 fit")
+
+        engine.during_prefill = too_long
+        with pytest.raises(Refused, match="5000 tokens"):
+            Session(engine).decide(ASK)
+
+    def test_a_text_too_long_to_tokenize_is_a_refusal(self) -> None:
+        engine = ScriptedEngine()
+
+        def too_long(*_: object, **__: object) -> list[int]:
+            raise TooLongError("a run of 2000000 bytes without a blank")
+
+        engine.text_tokens = too_long  # type: ignore[method-assign]
+        engine.chat_tokens = too_long  # type: ignore[method-assign]
+        session = Session(engine)
+        for _ in range(2):
+            with pytest.raises(Refused, match="2000000 bytes"):
+                session.decide(ASK)
+
+    def test_an_engine_failure_ends_the_session(self) -> None:
+        engine = ScriptedEngine()
+
+        def fail() -> None:
+            raise EngineError("llama.cpp failed")
+
+        engine.during_prefill = fail
+        session = Session(engine)
+        with pytest.raises(EngineError, match=r"llama\.cpp failed"):
+            session.decide(ASK)
+        engine.during_prefill = lambda: None
+        with pytest.raises(ClosedError, match=r"ended with an earlier error: llama\.cpp failed"):
+            session.decide(ASK)
+
+    def test_an_interrupt_does_not(self) -> None:
+        engine = ScriptedEngine()
+
+        def interrupt() -> None:
+            raise KeyboardInterrupt
+
+        engine.during_prefill = interrupt
+        session = Session(engine)
+        for _ in range(2):
+            with pytest.raises(KeyboardInterrupt):
+                session.decide(ASK)
+        engine.during_prefill = lambda: None
+        assert bits(session.decide(ASK)) == bits(Session(ScriptedEngine()).decide(ASK))
+
+
+class TestThreads:
+    def test_a_cancel_stops_the_request_that_runs(self) -> None:
+        engine = ScriptedEngine()
+        engine.go.clear()
+        session = Session(engine)
+        with ThreadPoolExecutor(1) as pool:
+            running = pool.submit(session.decide, ASK)
+            assert engine.computing.wait(WAIT_S)
+            session.cancel()
+            assert running.result(WAIT_S).cancelled
+        engine.go.set()
+        assert bits(session.decide(ASK)) == bits(Session(ScriptedEngine()).decide(ASK))
+
+    def test_a_cancel_between_two_requests_is_nobodys(self) -> None:
+        engine = ScriptedEngine()
+        session = Session(engine)
+        session.cancel()
+        assert not engine.cancelled.is_set()
+        assert not session.decide(ASK).cancelled
+        session.cancel()
+        assert not session.decide(ASK).cancelled
+
+    def test_a_cancel_that_came_too_late_is_not_the_next_requests(self) -> None:
+        engine = ScriptedEngine()
+        read = engine.logits
+
+        def cancel_after_the_prefill() -> Float32Array:
+            session.cancel()
+            return read()
+
+        engine.logits = cancel_after_the_prefill  # type: ignore[method-assign]
+        session = Session(engine)
+        for _ in range(2):
+            assert not session.decide(ASK).cancelled
+            assert engine.cancelled.is_set()
+
+    def test_a_cancel_while_tokenizing_is_not_lost(self) -> None:
+        engine = ScriptedEngine()
+        session = Session(engine)
+        tokenize = engine.chat_tokens
+
+        def cancel_meanwhile(messages: Sequence[ChatMessage]) -> list[int]:
+            session.cancel()
+            return tokenize(messages)
+
+        engine.chat_tokens = cancel_meanwhile  # type: ignore[method-assign]
+        assert session.decide(ASK).cancelled
+
+    def test_eight_threads_are_served_one_at_a_time(self) -> None:
+        session = Session(ScriptedEngine(), prefix_cache="off")
+        texts = [f"thread {number}" for number in range(8)]
+        alone = {
+            text: bits(Session(ScriptedEngine(), prefix_cache="off").decide(prefix=text, choices=("A", "B")))
+            for text in texts
+        }
+        start = threading.Barrier(8)
+
+        def many(text: str) -> set[tuple[float, ...]]:
+            start.wait(WAIT_S)
+            return {bits(session.decide(prefix=text, choices=("A", "B"))) for _ in range(50)}
+
+        with ThreadPoolExecutor(8) as pool:
+            for text, answers in zip(texts, pool.map(many, texts), strict=True):
+                assert answers == {alone[text]}
