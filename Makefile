@@ -4,8 +4,9 @@ BIN := .venv/bin
 export PATH := $(CURDIR)/$(BIN):$(PATH)
 
 PY_FILES := bmoe bmoe_native csrc/cmake packaging tests examples
-CXX_FILES := $(wildcard csrc/*.cpp csrc/*.h csrc/*/*.cpp csrc/*/*.h tests/csrc/*.cpp tests/csrc/*.c examples/c/*.c)
-BUILD_INPUTS := Makefile pyproject.toml $(CXX_FILES) \
+LIBRARY_FILES := $(wildcard csrc/*.cpp csrc/*.h csrc/*/*.cpp csrc/*/*.h)
+CXX_FILES := $(LIBRARY_FILES) $(wildcard tests/csrc/*.cpp tests/csrc/*.c examples/c/*.c)
+BUILD_INPUTS := Makefile pyproject.toml $(LIBRARY_FILES) \
 	$(wildcard packaging/*.py csrc/CMakeLists.txt csrc/cmake/*.* csrc/cmake/llama/*)
 
 .PHONY: help demo test check lint format types cxx wheel clean python FORCE

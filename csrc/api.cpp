@@ -8,7 +8,6 @@
 #include "error.h"
 #include "handles.h"
 #include "llama.h"
-#include "os/stack.h"
 
 #ifndef BMOE_VERSION
 #define BMOE_VERSION "0"
@@ -27,7 +26,6 @@ struct LastError {
     const bmoe_engine *handle = nullptr;
     std::string text;
 };
-constexpr size_t FORKED_STACK = 8 << 20;
 thread_local LastError last_error;
 thread_local const Engine *running = nullptr;  // the engine whose call is on this thread's stack
 
@@ -303,14 +301,7 @@ int32_t bmoe_prefill(bmoe_engine *handle, const int32_t *tokens, size_t n_tokens
         if (n_tokens > 0) require(tokens, "tokens");
         const auto n_ctx = static_cast<size_t>(engine.info().n_ctx);
         if (n_tokens > n_ctx) fail(BMOE_E_TOO_LONG, "%zu tokens are more than the context of %zu", n_tokens, n_ctx);
-        const std::vector<llama_token> copy(tokens, tokens + n_tokens);
-        if (!bmoe::in_forked_child()) return engine.prefill(copy);
-        // The thread that forked may remember OpenMP threads that only the parent has, and would wait for them: a new
-        // one remembers none.
-        bmoe::os::run_with_stack(FORKED_STACK, [&] {
-            const bmoe::LogScope scope(engine.log());
-            engine.prefill(copy);
-        });
+        engine.prefill({tokens, tokens + n_tokens});
     });
 }
 

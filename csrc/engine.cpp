@@ -160,6 +160,7 @@ void Engine::create_context(const bmoe_open_params &params) {
     if (info_.n_threads > 1) {
         // Without a pool of its own a context would start and join its threads at every graph.
         ggml_threadpool_params pool = ggml_threadpool_params_default(info_.n_threads);
+        pool.poll = 0;  // between two graphs the threads sleep
         threads_.reset(ggml_threadpool_new(&pool));
         if (!threads_) fail(BMOE_E_MEMORY, "cannot start %d threads", info_.n_threads);
         llama_attach_threadpool(context_.get(), threads_.get(), threads_.get());

@@ -17,14 +17,10 @@ struct Table {
 
 std::atomic<Table *> table{nullptr};
 std::atomic<uintptr_t> next_name{1};
-std::atomic<bool> forked{false};
 
 // A forked child has none of the threads and maybe a locked mutex: it starts with an empty table of its own, and the
 // parent's engines are left alone there (their memory is the parent's to free).
-void forget_in_child() {
-    table = new Table;
-    forked = true;
-}
+void forget_in_child() { table = new Table; }
 
 // Never destroyed: handles may be used, and engines be open, while the process exits.
 Table &the_table() {
@@ -39,8 +35,6 @@ Table &the_table() {
 uintptr_t name_of(const bmoe_engine *handle) { return reinterpret_cast<uintptr_t>(handle); }
 
 }  // namespace
-
-bool in_forked_child() { return forked; }
 
 bmoe_engine *add_handle(std::shared_ptr<Engine> engine) {
     Table &t = the_table();

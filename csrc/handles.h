@@ -13,7 +13,4 @@ bmoe_engine *add_handle(std::shared_ptr<Engine> engine);
 std::shared_ptr<Engine> find_handle(const bmoe_engine *handle);
 std::shared_ptr<Engine> remove_handle(const bmoe_engine *handle);
 
-// Whether this process was forked from one that had used the library.
-bool in_forked_child();
-
 }  // namespace bmoe

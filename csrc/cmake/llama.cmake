@@ -10,8 +10,7 @@ if(BMOE_LLAMA_DIR)
 endif()
 if(BMOE_SANITIZE)
   set(flags "-fsanitize=${BMOE_SANITIZE} -fno-omit-frame-pointer -g")
-  list(APPEND arguments --define "CMAKE_C_FLAGS=${flags}" --define "CMAKE_CXX_FLAGS=${flags}"
-       --define GGML_OPENMP=OFF)  # whose runtime no sanitizer has instrumented
+  list(APPEND arguments --define "CMAKE_C_FLAGS=${flags}" --define "CMAKE_CXX_FLAGS=${flags}")
 endif()
 
 string(STRIP "${CMAKE_C_COMPILER} ${CMAKE_C_COMPILER_ARG1}" cc)

@@ -49,7 +49,7 @@ FLAGS = {
     "CMAKE_VISIBILITY_INLINES_HIDDEN": "ON",
     "BUILD_SHARED_LIBS": "OFF",
     "GGML_NATIVE": "ON",
-    "GGML_OPENMP": "ON",  # where the compiler has it; why: docs/decisions/0001-openmp.md
+    "GGML_OPENMP": "OFF",  # ggml's own threads, waiting as ours do: docs/decisions/0001-waiting-threads.md
     "LLAMA_ALL_WARNINGS": "OFF",
     "LLAMA_BUILD_APP": "OFF",
     "LLAMA_BUILD_COMMON": "ON",  # chat templates live there
@@ -348,8 +348,7 @@ def describe(work: Path, source: Path, commit: str, relative: bool) -> str:
     text = text.replace(str(work), "${CMAKE_CURRENT_LIST_DIR}").replace(str(source), "${BMOE_LLAMA_SOURCE_DIR}")
     where = "${CMAKE_CURRENT_LIST_DIR}/../src" if relative else str(source)
     head = f'set(BMOE_LLAMA_SOURCE_DIR "{where}")\nset(BMOE_LLAMA_COMMIT "{commit}")\n'
-    packages = ["Threads", *(["OpenMP"] if "OpenMP::" in text else [])]
-    return head + "".join(f"find_package({package} REQUIRED)\n" for package in packages) + text
+    return head + "find_package(Threads REQUIRED)\n" + text
 
 
 def ensure_llama(cache: Path, *, source: Path | None = None, sdist: Path | None = None,
@@ -374,7 +373,7 @@ def ensure_llama(cache: Path, *, source: Path | None = None, sdist: Path | None 
     inputs = {
         "tree": tree,
         "flags": flags,
-        "wrapper": (WRAPPER / "CMakeLists.txt").read_text(),
+        "wrapper": {path.name: path.read_text() for path in sorted(WRAPPER.iterdir())},
         "compilers": [compiler_identity(compilers[name], native) for name in ("CC", "CXX")],
         "environment": [os.environ.get(name, "") for name in ("CFLAGS", "CXXFLAGS", "ASMFLAGS")],
     }

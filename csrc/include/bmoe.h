@@ -16,9 +16,8 @@
  *   buffers   belong to the caller. Where one is too small the call returns BMOE_E_TOO_SMALL, has written
  *             nothing into it, and has set the size needed; NULL with capacity 0 asks for the size
  *   structs   begin with size_bytes, set by their bmoe_*_init(); fields are only ever added at the end
- *   hooks     run on the calling thread while a call is in progress (in a forked child, on one that the call
- *             waits for); they may call bmoe_cancel() and nothing else of the engine. What they are given is
- *             lent for the duration of the hook
+ *   hooks     run on the calling thread while a call is in progress; they may call bmoe_cancel() and
+ *             nothing else of the engine. What they are given is lent for the duration of the hook
  *   output    the library writes nothing to any stream; what it has to say goes to the log hook
  */
 #ifndef BMOE_H

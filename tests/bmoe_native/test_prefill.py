@@ -246,6 +246,24 @@ def test_ctrl_c_stops_a_prefill_and_leaves_the_engine_usable(tiny_path: Path) ->
     process.stdout.close()
 
 
+ONE_CPU = """
+import os, resource, sys
+from bmoe_native import Engine
+os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})
+with Engine.open(sys.argv[1], n_ctx=4096, n_threads=2) as engine:
+    engine.prefill([7] * 512)
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_nvcsw
+    engine.prefill([7] * 3000)
+    print(resource.getrusage(resource.RUSAGE_SELF).ru_nvcsw - before)
+"""
+
+
+def test_threads_that_share_a_cpu_give_way_to_each_other(tiny_path: Path) -> None:
+    """ggml alone would spin through each wait, and leave the CPU by itself only between graphs, which are 6 here."""
+    done = subprocess.run([sys.executable, "-c", ONE_CPU, str(tiny_path)], capture_output=True, text=True, check=True)
+    assert int(done.stdout) > 100
+
+
 def test_progress_can_stop_a_load(tiny_path: Path) -> None:
     seen: list[float] = []
 

@@ -30,13 +30,12 @@ def test_it_exports_what_the_header_declares_and_nothing_else(library: Path) -> 
     assert "bmoe_open" in declared
 
 
-def test_it_needs_nothing_but_the_c_library_and_openmp(library: Path) -> None:
+def test_it_needs_nothing_but_the_c_library(library: Path) -> None:
     needed = set(re.findall(r"\(NEEDED\).*\[(.*)\]", output("readelf", "-dW", library)))
     assert {re.sub(r"\.so.*", "", name) for name in needed} <= {
         "libc",
         "libm",
         "libdl",
-        "libgomp",
         "libpthread",
         "ld-linux-aarch64",
         "ld-linux-x86-64",
