@@ -208,7 +208,10 @@ void bmoe_close(bmoe_engine *handle) {
         engine->request_cancel();
         // From a hook the call that runs it still holds the engine, and frees it when it ends.
         if (running == engine.get()) return;
-        while (engine->busy.exchange(true)) std::this_thread::sleep_for(std::chrono::milliseconds(1));
+        const auto a_moment = std::chrono::milliseconds(1);
+        while (engine->busy.exchange(true)) std::this_thread::sleep_for(a_moment);
+        // The call that ended may hold it an instant longer; freed is to mean freed.
+        while (engine.use_count() > 1) std::this_thread::sleep_for(a_moment);
     });
 }
 

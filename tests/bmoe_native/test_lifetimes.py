@@ -5,12 +5,14 @@ import pickle
 import subprocess
 import sys
 import threading
+import time
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 from bmoe_native import BusyError, ClosedError, Engine, ModelError
+from tests import tiny
 
 LONG = [7] * 4000
 
@@ -164,8 +166,10 @@ def test_a_second_thread_is_refused_not_raced(tiny_path: Path) -> None:
     assert refused
 
 
-def test_closing_under_a_running_prefill_stops_it(tiny_path: Path) -> None:
-    engine = Engine.open(tiny_path, n_ubatch=16, n_threads=1)
+def test_closing_under_a_running_prefill_stops_it_and_frees_all(tmp_path: Path) -> None:
+    path = tiny.write(tmp_path / "closing.gguf", n_ctx_train=4096)
+    engine = Engine.open(path, n_ubatch=512, n_threads=1)
+    assert "closing.gguf" in Path("/proc/self/maps").read_text()
     outcome: list[object] = []
 
     def work() -> None:
@@ -178,9 +182,9 @@ def test_closing_under_a_running_prefill_stops_it(tiny_path: Path) -> None:
 
     worker = threading.Thread(target=work)
     worker.start()
-    while not worker.is_alive():
-        pass
+    time.sleep(0.1)
     engine.close()
+    assert "closing.gguf" not in Path("/proc/self/maps").read_text()
     worker.join(timeout=60)
     assert not worker.is_alive() and len(outcome) == 1
 

@@ -13,6 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from bmoe_native import ArgumentError, Engine, StateError, TooLongError, UnsupportedError
+from bmoe_native._lib import ffi, lib
 from tests import tiny
 
 TOKENS = [int(token) for token in np.random.default_rng(3).integers(0, 256, 250)]
@@ -62,6 +63,8 @@ def test_keep_cuts_and_drop_empties(engine: Engine, tiny_path: Path) -> None:
     engine.prefill(TOKENS[:100])
     engine.keep_state(64)
     assert engine.position == 64
+    with pytest.raises(StateError, match="no logits"):
+        engine.logits()
     engine.prefill([1, 2, 3])
     np.testing.assert_array_equal(engine.logits(), fresh(tiny_path, [TOKENS[:64], [1, 2, 3]]))
     with pytest.raises(ArgumentError, match="68"):
@@ -215,6 +218,25 @@ def test_an_inspected_engine_computes_nothing(tiny_path: Path) -> None:
         for use in (lambda: engine.prefill([1]), engine.logits, engine.save_state, engine.drop_state):
             with pytest.raises(UnsupportedError, match="inspect"):
                 use()
+
+
+def test_a_poll_hook_stops_a_prefill(tiny_path: Path) -> None:
+    f, c = ffi(), lib()
+    seen: list[int] = []
+
+    @f.callback("bmoe_poll_fn")  # type: ignore[untyped-decorator, unused-ignore]
+    def poll(_user: object) -> int:
+        seen.append(1)
+        return len(seen) == 2
+
+    params, out = f.new("bmoe_open_params *"), f.new("bmoe_engine **")
+    c.bmoe_open_params_init(params)
+    params.n_ubatch, params.n_threads, params.poll = 1, 1, poll
+    assert c.bmoe_open(out, bytes(tiny_path), params, f.NULL, 0) == c.BMOE_OK
+    tokens = f.new("int32_t[]", [7] * 4000)
+    assert c.bmoe_prefill(out[0], tokens, 4000) == c.BMOE_E_CANCELLED
+    assert len(seen) == 2 and c.bmoe_position(out[0]) == 0
+    c.bmoe_close(out[0])
 
 
 CTRL_C = """
