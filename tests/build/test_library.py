@@ -44,7 +44,7 @@ def test_it_needs_nothing_but_the_c_library(library: Path) -> None:
 
 def test_it_names_no_folder_of_who_built_it(library: Path) -> None:
     text = library.read_bytes()
-    for folder in (ROOT, Path.home() / ".cache", os.environ.get("BMOE_CACHE", "/root/.cache")):
+    for folder in (ROOT, Path.home() / ".cache", *filter(None, [os.environ.get("BMOE_CACHE")])):
         assert str(folder).encode() not in text
 
 
