@@ -14,7 +14,15 @@ from bmoe.decide import Decider, DecideRequest, DecideResult, KeptPrefix, Refuse
 from bmoe.decide.backend import Backend, ChatMessage, PrefillOutcome
 from bmoe.options import lettered
 from bmoe_native import Engine
-from bmoe_native.errors import ArgumentError, BusyError, ClosedError, EngineError, TemplateError, TooLongError
+from bmoe_native.errors import (
+    ArgumentError,
+    BusyError,
+    ClosedError,
+    EngineError,
+    EngineMemoryError,
+    TemplateError,
+    TooLongError,
+)
 
 PREFIX_CACHE_MODES = ("auto", "on", "off")
 
@@ -202,13 +210,13 @@ class _RefusingBackend:
     def chat_tokens(self, messages: Sequence[ChatMessage]) -> list[int]:
         try:
             return self._engine.chat_tokens(messages)
-        except (TemplateError, TooLongError) as error:
+        except (TemplateError, TooLongError, EngineMemoryError) as error:
             raise Refused(str(error)) from error
 
     def text_tokens(self, text: str, *, add_bos: bool) -> list[int]:
         try:
             return self._engine.text_tokens(text, add_bos=add_bos)
-        except TooLongError as error:
+        except (TooLongError, EngineMemoryError) as error:
             raise Refused(str(error)) from error
 
     def prefill(self, tokens: Sequence[int]) -> PrefillOutcome:

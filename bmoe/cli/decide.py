@@ -25,7 +25,7 @@ choices it may continue with. The first half, the prefix, is what a following re
 Examples:
   bmoe decide "Which team? I was charged twice." --option billing --option sales
   bmoe decide --prefix @history.txt --suffix " Answer yes or no." --choice yes --choice no
-  bmoe decide --no-template --prefix "2 + 2 =" --choice " 4" --choice " 5"
+  bmoe decide --no-template --prefix "The capital of France is" --choice " Paris" --choice " Rome"
   bmoe decide --batch requests.jsonl --out results.jsonl
 
 \b
