@@ -27,41 +27,27 @@ class Scores:
 
 
 def log_softmax(logits: Float32Array | Float64Array) -> Float64Array:
-    """Log-probability of every token, accumulated in float64.
+    """Log-probability of every token over the whole vocabulary, accumulated in float64.
 
     Shapes: [n_vocab] → [n_vocab].
     Units: nats, at most 0.
     Raises: BadLogits, for a NaN or an infinite maximum.
     """
-    shifted, weights = _shift(logits)
-    result: Float64Array = shifted - np.log(weights.sum())
-    return result
-
-
-def choice_logp(logits: Float32Array | Float64Array, first_tokens: Sequence[int]) -> Float64Array:
-    """Log-probability of each choice's first token over the whole vocabulary.
-
-    Shapes: logits [n_vocab], first_tokens [n_choices] → [n_choices].
-    Units: nats, at most 0.
-    Source: log-softmax; why not over the choices alone: docs/decide.md.
-    """
-    return log_softmax(logits)[np.asarray(first_tokens, np.intp)]
+    return _normalised(logits)[0]
 
 
 def score(logits: Float32Array | Float64Array, first_tokens: Sequence[int]) -> Scores:
-    """Score the choices and what is outside them, in one pass over the vocabulary.
+    """Score the choices and what is outside them, with one exp over the vocabulary.
 
     Raises: BadLogits, IndexError for a token outside the vocabulary.
     """
     index = np.asarray(first_tokens, np.intp)
-    shifted, weights = _shift(logits)
-    total = weights.sum()
-    logp = shifted[index] - np.log(total)
+    rest, outside, total = _normalised(logits)
+    logp = rest[index]
     # Summed over what is outside, not 1 - inside: that difference would drown a small mass in rounding.
-    outside = weights.copy()
     outside[index] = 0.0
-    shifted[index] = -np.inf
-    top = int(shifted.argmax())
+    rest[index] = -np.inf
+    top = int(rest.argmax())
     if np.isin(top, index):
         top = -1
     return Scores(
@@ -73,9 +59,9 @@ def score(logits: Float32Array | Float64Array, first_tokens: Sequence[int]) -> S
     )
 
 
-def _shift(logits: Float32Array | Float64Array) -> tuple[Float64Array, Float64Array]:
-    """Logits less their maximum, which no exp can overflow on, and exp of that."""
-    row = np.asarray(logits, np.float64)
+def _normalised(logits: Float32Array | Float64Array) -> tuple[Float64Array, Float64Array, float]:
+    """Log-probabilities, and what they come from: exp of the logits less their maximum, and the sum of that."""
+    row = np.asarray(logits)
     if row.ndim != 1 or row.size == 0:
         raise BadLogits(f"logits must be one row over the vocabulary, not of shape {row.shape}")
     top = row.max()
@@ -83,6 +69,8 @@ def _shift(logits: Float32Array | Float64Array) -> tuple[Float64Array, Float64Ar
         raise BadLogits(
             f"the model's logits are broken: {int(np.isnan(row).sum())} of {row.size} are NaN, maximum {top}"
         )
-    shifted: Float64Array = row - top
-    weights: Float64Array = np.exp(shifted)
-    return shifted, weights
+    logp: Float64Array = np.subtract(row, top, dtype=np.float64)  # at most 0, so that exp cannot overflow
+    weights: Float64Array = np.exp(logp)
+    total = float(weights.sum())
+    logp -= np.log(total)
+    return logp, weights, total

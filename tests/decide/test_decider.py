@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from bmoe.decide import BadLogits, Decider, DecideRequest, DecideResult, KeptPrefix, Refused
 from bmoe.decide.backend import Backend
-from bmoe.decide.score import choice_logp
+from bmoe.decide.score import log_softmax
 from tests.decide.scripted import BOS, N_VOCAB, ScriptedBackend
 
 CHOICES = ("A", "B", "C")
@@ -35,7 +35,7 @@ class TestAnswer:
         backend = ScriptedBackend()
         result = decider(backend).decide(ask("Screen: home.", " Options"))
         tokens = [backend.text_tokens(choice, add_bos=False)[0] for choice in CHOICES]
-        assert result.choice_logp == tuple(choice_logp(backend.logits(), tokens))
+        assert result.choice_logp == tuple(log_softmax(backend.logits())[tokens])
         assert result.best == int(np.argmax(result.choice_logp))
         assert result.choices == CHOICES
         inside = sum(map(math.exp, result.choice_logp))
