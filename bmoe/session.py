@@ -1,5 +1,6 @@
 """One engine, its kept state, and requests one after the other."""
 
+import os
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -20,6 +21,7 @@ from bmoe_native.errors import (
     ClosedError,
     EngineError,
     EngineMemoryError,
+    ForkedError,
     TemplateError,
     TooLongError,
 )
@@ -55,6 +57,7 @@ class Session:
     ) -> None:
         check_prefix_cache(prefix_cache)
         self._engine = engine
+        self._pid = os.getpid()
         self._system = system
         self._serving = threading.Lock()
         self._cancelling = threading.Lock()
@@ -144,8 +147,9 @@ class Session:
     ) -> DecideRequest:
         """A question with options as a request for decide(), its labels chosen for this model's vocabulary.
 
-        Raises: Refused.
+        Raises: Refused, ForkedError.
         """
+        self._check_process()
 
         def tokenize(label: str) -> list[int]:
             return self._engine.text_tokens(label, add_bos=False)
@@ -154,7 +158,11 @@ class Session:
             return lettered(question, options, tokenize, reuse_prefix=reuse_prefix, system=system, template=template)
 
     def cancel(self) -> None:
-        """Stop the request being served; without one, nothing. Any thread."""
+        """Stop the request being served; without one, nothing. Any thread.
+
+        Raises: ForkedError.
+        """
+        self._check_process()
         with self._cancelling:
             if self._running:
                 self._engine.cancel()
@@ -174,6 +182,7 @@ class Session:
     @contextmanager
     def _request(self) -> Iterator[None]:
         """Serve one request: alone, and with cancels that are its own, neither lost nor left to the next."""
+        self._check_process()
         with self._serving:
             if self._ended is not None:
                 raise ClosedError(f"this session ended with an earlier error: {self._ended}") from self._ended
@@ -190,6 +199,14 @@ class Session:
             finally:
                 with self._cancelling:
                     self._running = False
+
+    def _check_process(self) -> None:
+        """Before any lock: what a thread of the parent held at the fork is held for ever in the child.
+
+        Raises: ForkedError.
+        """
+        if os.getpid() != self._pid:
+            raise ForkedError("the session was opened before a fork: open one in this process")
 
 
 class _RefusingBackend:

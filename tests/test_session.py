@@ -1,5 +1,8 @@
+import os
+import signal
 import subprocess
 import sys
+import textwrap
 import threading
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -141,6 +144,54 @@ class TestErrors:
                 session.decide(ASK)
         engine.during_prefill = lambda: None
         assert bits(session.decide(ASK)) == bits(Session(ScriptedEngine()).decide(ASK))
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        "session.decide(prefix='p', choices=('A', 'B'))",
+        "session.lettered('Which?', ['a', 'b'])",
+        "session.cancel()",
+    ],
+)
+def test_a_forked_child_is_told_so_also_while_the_parent_decides(call: str) -> None:
+    code = f"""
+        import os, signal, threading
+        from bmoe import Session
+        from bmoe_native.errors import ForkedError
+        from tests.fakes import ScriptedEngine
+
+        engine = ScriptedEngine()
+        engine.go.clear()
+        session = Session(engine)
+        ask = dict(prefix="one", choices=("A", "B"))
+        running = threading.Thread(target=session.decide, kwargs=ask)
+        running.start()
+        engine.computing.wait({WAIT_S})
+        session._cancelling.acquire()  # as a thread in the middle of a cancel holds it
+        if (child := os.fork()) == 0:
+            signal.alarm({WAIT_S // 3})
+            try:
+                {call}
+            except ForkedError as error:
+                os._exit(7 if "before a fork" in str(error) else 8)
+            os._exit(9)
+        status = os.waitpid(child, 0)[1]
+        session._cancelling.release()
+        engine.go.set()
+        running.join()
+        session.decide(**ask)
+        print(os.waitstatus_to_exitcode(status))
+    """
+    child = subprocess.run(
+        [sys.executable, "-W", "ignore::DeprecationWarning", "-c", textwrap.dedent(code)],
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
+        capture_output=True,
+        text=True,
+        timeout=2 * WAIT_S,
+        check=True,
+    )
+    assert child.stdout == "7\n", f"{-signal.SIGALRM} is a child that hung"
 
 
 class TestThreads:
