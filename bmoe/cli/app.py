@@ -9,7 +9,8 @@ import typer
 from bmoe import BadLogits, FetchError, Refused
 from bmoe.batch import BatchError
 from bmoe.cli import decide, info, models
-from bmoe.cli.shell import Shell, Unheard
+from bmoe.cli.shell import Shell
+from bmoe.cli.streams import StdoutError
 from bmoe_native.errors import ArgumentError, EngineError, LibraryError, TemplateError
 
 DECIDED, FAILED, REFUSED, INTERRUPTED = 0, 1, 2, 130
@@ -33,12 +34,12 @@ def main(argv: Sequence[str] | None = None, shell: Shell | None = None) -> int:
     arguments = list(sys.argv[1:] if argv is None else argv) or ["--help"]
     shell = shell or Shell()
     try:
-        return _run(arguments, shell)
-    except Unheard:
-        # Closed here, or the interpreter would try to flush into the broken pipe once more at exit.
-        with contextlib.suppress(OSError):
-            shell.out.file.close()
-        return DECIDED
+        # Help, which typer prints itself, goes the way of every answer.
+        with contextlib.redirect_stdout(shell.out.file):
+            return _run(arguments, shell)
+    except StdoutError as error:
+        shell.note(f"bmoe: {error}")
+        return FAILED
 
 
 def _run(arguments: list[str], shell: Shell) -> int:

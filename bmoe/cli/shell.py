@@ -6,22 +6,14 @@ import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import IO, Any, cast
 
 from rich.console import Console
 from rich.text import Text
 
 from bmoe import Session, models
+from bmoe.cli.streams import Stderr, Stdout
 from bmoe_native import Engine
-
-
-class Unheard(Exception):
-    """Whoever read stdout has gone: end quietly."""
-
-
-class _Console(Console):
-    def on_broken_pipe(self) -> None:
-        raise Unheard
 
 
 def console(*, stderr: bool = False) -> Console:
@@ -30,7 +22,8 @@ def console(*, stderr: bool = False) -> Console:
     reconfigure = getattr(stream, "reconfigure", None)
     if reconfigure is not None:
         reconfigure(errors="backslashreplace")
-    return _Console(stderr=stderr, highlight=False, markup=False, emoji=False)
+    guarded = Stderr(stream) if stderr else Stdout(stream)
+    return Console(file=cast(IO[str], guarded), highlight=False, markup=False, emoji=False)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -65,10 +58,7 @@ class Shell:
     def line(self, text: str) -> None:
         """One line of stdout as it is, without wrapping or styles.
 
-        Raises: Unheard.
+        Raises: StdoutError.
         """
-        try:
-            self.out.file.write(text + "\n")
-            self.out.file.flush()
-        except BrokenPipeError as error:
-            raise Unheard from error
+        self.out.file.write(text + "\n")
+        self.out.file.flush()

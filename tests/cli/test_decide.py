@@ -272,9 +272,9 @@ class TestExitCodes:
         bmoe.engine.during_prefill = abort
         assert bmoe(*RAW) == 130
 
-    def test_help_is_0_and_teaches(self, bmoe: Terminal, capsys: pytest.CaptureFixture[str]) -> None:
+    def test_help_is_0_and_teaches(self, bmoe: Terminal) -> None:
         assert bmoe("decide", "--help") == 0
-        text = capsys.readouterr().out
+        text = bmoe.out
         for word in ("--option billing", "@@text", "130 interrupted", "--batch requests.jsonl", "--no-template"):
             assert word in text
 
