@@ -23,9 +23,12 @@ choices it may continue with. The first half, the prefix, is what a following re
 
 \b
 Examples:
-  bmoe decide "Which team? I was charged twice." --option billing --option sales
-  bmoe decide --prefix @history.txt --suffix " Answer yes or no." --choice yes --choice no
-  bmoe decide --no-template --prefix "The capital of France is" --choice " Paris" --choice " Rome"
+  bmoe decide "Which team should handle this? I was charged twice." \\
+      --option billing --option sales
+  bmoe decide --prefix @message.txt --choice Yes --choice No \\
+      --suffix "Is this message spam? Answer Yes or No."
+  bmoe decide --no-template --choice " Paris" --choice " Rome" \\
+      --prefix "Question: What is the capital of France? Answer:"
   bmoe decide --batch requests.jsonl --out results.jsonl
 
 \b
