@@ -1,6 +1,12 @@
 /* A decision through bmoe.h alone.
  *
- *   cc -std=c99 decide.c -I PREFIX/include -L PREFIX/lib -lbmoe -lm -o decide
+ * Where `pip install` has put bmoe:
+ *
+ *   bmoe=$(python -c 'import os, bmoe_native._bmoe_cffi as m; print(os.path.dirname(m.__file__))')
+ *   cc -std=c99 decide.c -o decide -I "$bmoe/include" -L "$bmoe" -Wl,-rpath,"$bmoe" -lbmoe -lm
+ *
+ * Where `cmake --install` has: -I PREFIX/include -L PREFIX/lib -Wl,-rpath,PREFIX/lib. Then:
+ *
  *   ./decide model.gguf "Which is a fruit? A) apple B) table. Answer with the letter." A B
  *
  * Prints one line per choice: its log-probability over the whole vocabulary, and the choice.

@@ -5,10 +5,13 @@ import os
 import re
 import shutil
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
+from tests import tiny
+from tests.build.c_example import assert_c_example_decides
 from tests.build.conftest import ROOT
 
 
@@ -46,6 +49,11 @@ def test_it_names_no_folder_of_who_built_it(library: Path) -> None:
     text = library.read_bytes()
     for folder in (ROOT, Path.home() / ".cache", *filter(None, [os.environ.get("BMOE_CACHE")])):
         assert str(folder).encode() not in text
+
+
+def test_the_c_example_compiles_by_the_lines_it_gives(tmp_path: Path) -> None:
+    model = tiny.write(tmp_path / "tiny.gguf")
+    assert_c_example_decides(Path(sys.executable).parent, tmp_path, model)
 
 
 @pytest.mark.slow
