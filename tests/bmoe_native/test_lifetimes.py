@@ -1,17 +1,20 @@
 """Engines end in every order, in every process and thread, with a named error and no noise."""
 
+import contextlib
 import gc
+import os
 import pickle
 import subprocess
 import sys
 import threading
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-from bmoe_native import BusyError, ClosedError, Engine, ModelError
+from bmoe_native import ArgumentError, BusyError, ClosedError, Engine, ModelError, TemplateError
 from tests import tiny
 
 LONG = [7] * 4000
@@ -39,11 +42,77 @@ def test_a_with_block_left_by_an_exception_closes(tiny_path: Path) -> None:
         _ = engine.position
 
 
-def test_a_failed_open_leaves_nothing(tmp_path: Path) -> None:
+def held(name: str) -> list[str]:
+    """What this process has open or mapped of a file of that name."""
+    maps = [line for line in Path("/proc/self/maps").read_text().splitlines() if name in line]
+    links = []
+    for link in Path("/proc/self/fd").iterdir():
+        with contextlib.suppress(FileNotFoundError):  # the one that lists the folder
+            links.append(os.readlink(link))
+    return maps + [link for link in links if name in link]
+
+
+def no_such_file(path: Path) -> None:
+    path.unlink()
+    with pytest.raises(ModelError, match="No such file"):
+        Engine.open(path)
+
+
+def cut_short(path: Path) -> None:
+    os.truncate(path, path.stat().st_size - 1)
+    with pytest.raises(ModelError, match="failing"):
+        Engine.open(path)
+
+
+def tensors_missing(path: Path) -> None:
+    tiny.write(path, edit=lambda writer: writer.add_block_count(99))
+    with pytest.raises(ModelError, match="cannot load"):
+        Engine.open(path)
+
+
+def template_that_is_none(path: Path) -> None:
+    with pytest.raises(TemplateError):
+        Engine.open(path, chat_template="{% for %}")
+
+
+def context_too_large(path: Path) -> None:
+    with pytest.raises(ArgumentError, match="4097"):
+        Engine.open(path, n_ctx=4097)
+
+
+def stopped_while_loading(path: Path) -> None:
+    seen: list[list[str]] = []
+
+    def stop(fraction: float) -> None:
+        seen.append(held(path.name))
+        raise RuntimeError("enough")
+
+    with pytest.raises(RuntimeError, match="enough"):
+        Engine.open(path, on_progress=stop)
+    assert seen[0], "the file was not even open, so nothing was there to be left"
+
+
+@pytest.mark.parametrize(
+    "fail",
+    [no_such_file, cut_short, tensors_missing, template_that_is_none, context_too_large, stopped_while_loading],
+)
+def test_a_failed_open_leaves_nothing(fail: Callable[[Path], None], tmp_path: Path) -> None:
+    """No descriptor and no mapping of the file, and not one descriptor more of anything."""
+    Engine.open(tiny.write(tmp_path / "before.gguf")).close()  # what the first engine of a process opens for good
+    n_open = len(os.listdir("/proc/self/fd"))
     for _ in range(3):
-        with pytest.raises(ModelError, match="No such file"):
-            Engine.open(tmp_path / "nowhere.gguf")
-    gc.collect()
+        path = tiny.write(tmp_path / "failing.gguf", n_ctx_train=4096)
+        fail(path)
+        assert held(path.name) == []
+    assert len(os.listdir("/proc/self/fd")) == n_open
+
+
+def test_a_closed_engine_leaves_nothing(tmp_path: Path) -> None:
+    path = tiny.write(tmp_path / "closed.gguf")
+    with Engine.open(path) as engine:
+        engine.prefill([1, 2, 3])
+        assert held(path.name)
+    assert held(path.name) == []
 
 
 def test_two_engines_of_one_file_are_independent(tiny_path: Path) -> None:

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from bmoe_native import ArgumentError, Engine, StateError, TooLongError, UnsupportedError
+from bmoe_native import ArgumentError, BusyError, Engine, PrefillResult, StateError, TooLongError, UnsupportedError
 from bmoe_native._lib import ffi, lib
 from tests import tiny
 
@@ -107,24 +107,49 @@ def test_nothing_to_prefill_is_named(engine: Engine) -> None:
         engine.prefill([2**40])
 
 
-def cancel_when_running(engine: Engine, tokens: list[int]) -> bool:
-    """Prefill in a thread, cancel once it computes; whether it came back cancelled."""
+def cancel_when_running(engine: Engine, tokens: list[int], after_s: float) -> PrefillResult:
+    """Prefill in a thread and cancel it after a while, when it is seen to run."""
     outcome = []
     worker = threading.Thread(target=lambda: outcome.append(engine.prefill(tokens)))
     worker.start()
-    time.sleep(0.05)
+    time.sleep(after_s)
+    with pytest.raises(BusyError):
+        _ = engine.position
     engine.cancel()
     worker.join(timeout=60)
     assert not worker.is_alive()
-    cancelled: bool = outcome[0].cancelled
-    return cancelled
+    return outcome[0]
+
+
+def test_cancel_stops_between_pieces(tiny_path: Path) -> None:
+    with Engine.open(tiny_path, n_ctx=4096, n_ubatch=64, n_threads=1) as engine:
+        whole = engine.prefill([7] * 4000)
+        engine.drop_state()
+        result = cancel_when_running(engine, [7] * 4000, whole.prefill_s / 6)
+    assert result.cancelled
+    assert 0 < result.n_tokens < 4000
+
+
+def test_cancel_stops_a_graph_that_is_running(tiny_path: Path) -> None:
+    """The prompt is one piece here, so there is no time between two of them."""
+    with Engine.open(tiny_path, n_ctx=4096, n_ubatch=4096, n_threads=1) as engine:
+        whole = engine.prefill([7] * 4096)
+        assert engine.counters().n_graphs == 1
+        engine.drop_state()
+        result = cancel_when_running(engine, [7] * 4096, whole.prefill_s / 6)
+        assert engine.counters().n_graphs == 1
+    assert result.cancelled and result.n_tokens == 0
+    assert whole.prefill_s / 20 < result.prefill_s < whole.prefill_s * 3 / 4
 
 
 def test_cancel_leaves_the_state_as_it_was(tiny_path: Path) -> None:
     with Engine.open(tiny_path, n_ctx=4096, n_ubatch=64, n_threads=1) as engine:
         engine.prefill(TOKENS)
-        for _ in range(3):
-            assert cancel_when_running(engine, [7] * 3800)
+        whole_s = engine.prefill([7] * 3800).prefill_s
+        engine.keep_state(len(TOKENS))
+        for part in (0.1, 0.2, 0.3):
+            result = cancel_when_running(engine, [7] * 3800, part * whole_s)
+            assert result.cancelled and 0 < result.n_tokens < 3800
             assert engine.position == len(TOKENS)
         engine.prefill([1, 2, 3])
         after = engine.logits()
@@ -234,7 +259,7 @@ def test_a_poll_hook_stops_a_prefill(tiny_path: Path) -> None:
     params.n_ubatch, params.n_threads, params.poll = 1, 1, poll
     assert c.bmoe_open(out, bytes(tiny_path), params, f.NULL, 0) == c.BMOE_OK
     tokens = f.new("int32_t[]", [7] * 4000)
-    assert c.bmoe_prefill(out[0], tokens, 4000) == c.BMOE_E_CANCELLED
+    assert c.bmoe_prefill(out[0], tokens, 4000, f.NULL) == c.BMOE_E_CANCELLED
     assert len(seen) == 2 and c.bmoe_position(out[0]) == 0
     c.bmoe_close(out[0])
 
