@@ -35,7 +35,7 @@ def examples(page: str) -> Iterator[Example]:
     """Raises: AssertionError, for a block that runs and has no `text` block next."""
     blocks = FENCE.findall(page)
     for (language, code), (next_language, shown) in zip(blocks, [*blocks[1:], ("", "")], strict=True):
-        if language == "python" or re.search(r"^\$? ?bmoe ", code, re.MULTILINE):
+        if language == "python" or re.search(r"(?:^|[|;&$(]) *bmoe ", code, re.MULTILINE):
             assert next_language == "text", f"what does this print?\n{code}"
             yield Example(language, code, shown)
 
@@ -66,7 +66,8 @@ def assert_same(given: str, shown: str) -> None:
     assert wording(given) == wording(shown), f"shown:\n{shown}\ngiven:\n{given}"
     for mine, theirs in zip(NUMBER.findall(given), NUMBER.findall(shown), strict=True):
         tolerance = 5.0 if mine.endswith("%") else 0.2 if "." in mine else 0.0
-        assert mine.endswith("s") or abs(value(mine) - value(theirs)) <= tolerance, f"{mine}, shown {theirs}, in\n{given}"
+        is_near = abs(value(mine) - value(theirs)) <= tolerance
+        assert is_near or mine.endswith("s"), f"{mine}, shown {theirs}, in\n{given}"
 
 
 def wording(text: str) -> list[list[str]]:
