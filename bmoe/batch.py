@@ -8,13 +8,15 @@ import stat
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-from bmoe.decide import DecideRequest, DecideResult, Refused
-from bmoe.records import Letter, asked, read_object, request_id, result_record
+from bmoe.decide import BadLogits, DecideRequest, DecideResult, Refused
+from bmoe.records import Asked, Letter, asked, read_object, request_id, result_record
 
 Decide = Callable[[DecideRequest], DecideResult]
+Ask = Callable[[dict[str, Any]], Asked]
 HASH_DIGITS = 16
 
 
@@ -41,14 +43,11 @@ class Tally:
     n_refused: int = 0
 
 
-def read_lines(path: Path, settings: dict[str, Any]) -> list[Line]:
-    """The requests of a file: every line that is not blank. settings are what else decides an answer.
-
-    Raises: OSError.
-    """
+def read_lines(data: bytes, settings: dict[str, Any]) -> list[Line]:
+    """The requests in a file's bytes: every line that is not blank. settings are what else decides an answer."""
     salt = json.dumps(settings, sort_keys=True).encode() + b"\n"
     lines = []
-    for number, text in enumerate(path.read_bytes().removeprefix(b"\xef\xbb\xbf").split(b"\n"), start=1):
+    for number, text in enumerate(data.removeprefix(b"\xef\xbb\xbf").split(b"\n"), start=1):
         text = text.strip(b" \t\r")
         if text:
             digest = hashlib.sha256(salt + text).hexdigest()[:HASH_DIGITS]
@@ -57,7 +56,7 @@ def read_lines(path: Path, settings: dict[str, Any]) -> list[Line]:
 
 
 @contextmanager
-def results_file(path: Path, source: Path, *, restart: bool) -> Iterator[int]:
+def results_file(path: Path, source: Path) -> Iterator[int]:
     """The descriptor to append results to, held by this process alone.
 
     Raises: Refused, where it is the file of requests or another process writes it; OSError.
@@ -71,8 +70,6 @@ def results_file(path: Path, source: Path, *, restart: bool) -> Iterator[int]:
                 fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError as error:
                 raise Refused(f"another process is writing {path}") from error
-            if restart:
-                os.ftruncate(descriptor, 0)
         yield descriptor
     finally:
         os.close(descriptor)
@@ -100,6 +97,18 @@ def resume(descriptor: int, path: Path, lines: Sequence[Line]) -> list[dict[str,
     return records
 
 
+def clear(descriptor: int) -> None:
+    """Let go of the results of an earlier run.
+
+    Raises: BatchError.
+    """
+    try:
+        if _is_regular(descriptor):
+            os.ftruncate(descriptor, 0)
+    except OSError as error:
+        raise BatchError(f"cannot clear the earlier results: {error.strerror}") from error
+
+
 def counted(lines: Sequence[Line], done: Sequence[dict[str, Any]]) -> Tally:
     """How a batch stands that an earlier run has brought this far."""
     n_refused = sum("error" in record for record in done)
@@ -114,15 +123,19 @@ def run(
     decide: Decide,
     letter: Letter,
     template: bool = True,
+    system: str | None = None,
     on_record: Callable[[dict[str, Any]], None] = lambda record: None,
 ) -> Tally:
     """Answer what is not answered yet, in order, each result on the disk before the next request.
 
+    template is for lines that do not say; system is what the session gives them, and no raw line can have it.
+
     Raises: BatchError; what the engine raises.
     """
     tally = counted(lines, done)
+    ask = partial(asked, letter=letter, template=template, system=system)
     for index in range(len(done), len(lines)):
-        record = _answer(index, lines[index], decide, letter, template)
+        record = _answer(index, lines[index], ask, decide)
         _write_line(descriptor, record)
         tally.n_refused += "error" in record
         tally.n_decided += "error" not in record
@@ -130,17 +143,18 @@ def run(
     return tally
 
 
-def _answer(index: int, line: Line, decide: Decide, letter: Letter, template: bool) -> dict[str, Any]:
+def _answer(index: int, line: Line, ask: Ask, decide: Decide) -> dict[str, Any]:
     record: dict[str, Any] = {"index": index, "line": line.number, "request_hash": line.request_hash}
     try:
         fields = read_object(line.text)
         if "id" in fields:
             record["id"] = request_id(fields)
-        request = asked(fields, letter, template=template)
-        result = decide(request.request)
-    except Refused as refusal:
-        return record | {"error": str(refusal)}
-    return record | result_record(result, request.options)
+        asked_for = ask(fields)
+        result = decide(asked_for.request)
+    except (Refused, BadLogits) as error:
+        # Broken logits are this request's too: the same line would break them again, and the session goes on.
+        return record | {"error": str(error)}
+    return record | result_record(result, asked_for.options)
 
 
 def _write_line(descriptor: int, record: dict[str, Any]) -> None:

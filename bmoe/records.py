@@ -31,17 +31,15 @@ def read_object(line: bytes) -> dict[str, Any]:
     Raises: Refused.
     """
     try:
-        value = json.loads(line.decode("utf-8"), parse_constant=_no_constant, object_pairs_hook=_unique)
+        value = json.loads(
+            line.decode("utf-8"), parse_int=_whole_number, parse_constant=_no_constant, object_pairs_hook=_unique
+        )
     except UnicodeDecodeError as error:
         raise Refused(f"the line is not UTF-8 at byte {error.start}") from error
     except RecursionError as error:
         raise Refused("the line is nested too deeply") from error
     except json.JSONDecodeError as error:
         raise Refused(f"the line is not JSON: {error.msg} at character {error.pos}") from error
-    except Refused:
-        raise
-    except ValueError as error:
-        raise Refused(f"the line is not JSON: {error}") from error
     if not isinstance(value, dict):
         raise Refused("the line must be a JSON object")
     return value
@@ -60,8 +58,10 @@ def request_id(fields: dict[str, Any]) -> str | int | None:
     return value
 
 
-def asked(fields: dict[str, Any], letter: Letter, *, template: bool = True) -> Asked:
+def asked(fields: dict[str, Any], letter: Letter, *, template: bool = True, system: str | None = None) -> Asked:
     """The fields of a line as a request; template is what a line that does not say gets.
+
+    system is what the session adds where a line has none of its own.
 
     Raises: Refused, naming the field and the type it should have.
     """
@@ -72,6 +72,10 @@ def asked(fields: dict[str, Any], letter: Letter, *, template: bool = True) -> A
         raise Refused("a line is either prefix, suffix and choices, or question and options")
     common: dict[str, Any] = {key: fields[key] for key in ("reuse_prefix", "system") if key in fields}
     common["template"] = fields.get("template", template)
+    if common["template"] is False and common.get("system") is None and system is not None:
+        raise Refused(
+            "a raw prompt has no system message: template is false here, and there is one for the whole batch"
+        )
     if given & _LETTERED:
         question, options = _needed(fields, "question"), _needed(fields, "options")
         return Asked(request=letter(question, options, **common), options=tuple(options))
@@ -111,6 +115,13 @@ def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     if len(fields) != len(pairs):
         raise Refused("a key is given twice")
     return fields
+
+
+def _whole_number(digits: str) -> int:
+    try:
+        return int(digits)
+    except ValueError as error:  # Python bounds the digits, for the time they would take
+        raise Refused(f"a whole number of {len(digits)} digits is too long to read: write it as a text") from error
 
 
 def _no_constant(name: str) -> None:

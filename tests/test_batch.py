@@ -1,4 +1,6 @@
+import errno
 import json
+import math
 import os
 import signal
 import subprocess
@@ -28,8 +30,16 @@ def written(path: Path, *lines: str) -> Path:
     return path
 
 
-def run(requests: Path, out: Path, *, restart: bool = False, stop_after: int | None = None, **settings: Any) -> Tally:
-    session = Session(ScriptedEngine())
+def run(
+    requests: Path,
+    out: Path,
+    *,
+    restart: bool = False,
+    stop_after: int | None = None,
+    engine: ScriptedEngine | None = None,
+    **settings: Any,
+) -> Tally:
+    session = Session(engine or ScriptedEngine())
     asked = 0
 
     def decide(request: DecideRequest) -> DecideResult:
@@ -39,8 +49,10 @@ def run(requests: Path, out: Path, *, restart: bool = False, stop_after: int | N
         asked += 1
         return session.decide(request)
 
-    lines = batch.read_lines(requests, settings)
-    with batch.results_file(out, requests, restart=restart) as descriptor:
+    lines = batch.read_lines(requests.read_bytes(), settings)
+    with batch.results_file(out, requests) as descriptor:
+        if restart:
+            batch.clear(descriptor)
         done = batch.resume(descriptor, out, lines)
         return batch.run(lines, done, descriptor, decide=decide, letter=session.lettered)
 
@@ -90,6 +102,18 @@ def test_a_bad_line_is_a_record_and_the_rest_goes_on(tmp_path: Path) -> None:
     assert collide["id"] == "x"
     assert lettered["options"] == ["billing", "sales"]
     assert not {"best", "choice_logp"} & (set(oops) | set(collide))
+
+
+def test_a_line_that_breaks_the_logits_is_a_record_and_the_rest_goes_on(requests: Path, tmp_path: Path) -> None:
+    engine, out = ScriptedEngine(), tmp_path / "out.jsonl"
+    read = engine.logits
+    broken = iter([False, True])
+    engine.logits = lambda: read() * (math.nan if next(broken, False) else 1)  # type: ignore[method-assign]
+    tally = run(requests, out, engine=engine)
+    assert (tally.n_decided, tally.n_refused) == (5, 1)
+    assert ["error" in record for record in records(out)] == [False, True, False, False, False, False]
+    assert "logits are broken" in records(out)[1]["error"]
+    assert run(requests, out).n_resumed == 6
 
 
 def test_line_ends_bom_and_a_last_line_without_one(tmp_path: Path) -> None:
@@ -162,7 +186,7 @@ class TestResume:
             run(requests, out, **settings)
         assert out.read_bytes() == before
         assert run(requests, out, restart=True, **settings).n_resumed == 0
-        assert len(records(out)) == len(batch.read_lines(requests, {}))
+        assert len(records(out)) == len(batch.read_lines(requests.read_bytes(), {}))
 
     def test_a_killed_process_goes_on(self, requests: Path, tmp_path: Path) -> None:
         whole, out = tmp_path / "whole.jsonl", tmp_path / "out.jsonl"
@@ -196,6 +220,20 @@ class TestResume:
 
 
 class TestFiles:
+    def test_clearing_what_is_no_file_is_nothing(self) -> None:
+        with batch.results_file(Path(os.devnull), Path("requests.jsonl")) as descriptor:
+            batch.clear(descriptor)
+
+    def test_results_that_cannot_be_cleared_are_a_sentence(
+        self, requests: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        def refuse(descriptor: int, length: int) -> None:
+            raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+        monkeypatch.setattr(os, "ftruncate", refuse)
+        with pytest.raises(BatchError, match="cannot clear the earlier results: Input/output error"):
+            run(requests, tmp_path / "out.jsonl", restart=True)
+
     def test_the_requests_are_never_written_over(self, requests: Path, tmp_path: Path) -> None:
         before = requests.read_bytes()
         link = tmp_path / "link.jsonl"
@@ -209,7 +247,7 @@ class TestFiles:
 
     def test_two_writers_at_once_are_one_too_many(self, requests: Path, tmp_path: Path) -> None:
         out = tmp_path / "out.jsonl"
-        held = batch.results_file(out, requests, restart=False)
+        held = batch.results_file(out, requests)
         with held, pytest.raises(Refused, match="another process is writing"):
             run(requests, out, restart=True)
 

@@ -52,6 +52,15 @@ def test_the_template_is_the_batchs_unless_the_line_says() -> None:
     assert read('{"prefix":"p","choices":["A"],"template":true}', template=False).request.template
 
 
+def test_a_raw_line_cannot_have_the_batchs_system_message() -> None:
+    raw = '{"prefix":"p","choices":["A"],"template":false'
+    for line in (raw + "}", raw + ',"system":null}', '{"question":"q","options":["a"],"template":false}'):
+        with pytest.raises(Refused, match="a raw prompt has no system message"):
+            read(line, system="be brief")
+        assert not read(line).request.template
+    assert read('{"prefix":"p","choices":["A"],"system":"mine"}', system="be brief").request.system == "mine"
+
+
 @pytest.mark.parametrize(
     ("line", "says"),
     [
@@ -75,7 +84,7 @@ def test_the_template_is_the_batchs_unless_the_line_says() -> None:
         ('{"prefix":"p","choices":[NaN]}', "NaN is no JSON number"),
         ('{"prefix":"p","choices":[-Infinity]}', "-Infinity is no JSON number"),
         ('{"prefix":1e400,"choices":["A"]}', "prefix must be text, not the number inf"),
-        ('{"prefix":' + "9" * 5000 + ',"choices":["A"]}', "not JSON"),
+        ('{"id":' + "9" * 5000 + ',"choices":["A"]}', "number of 5000 digits is too long to read: write it as a text"),
         ("[" * 200_000, "nested too deeply"),
         ('{"prefix":"\\ud83d","choices":["A"]}', r"prefix holds U\+D83D"),
         (b'{"prefix":"\xff\xfe","choices":["A"]}', "not UTF-8 at byte 11"),

@@ -1,5 +1,7 @@
 """bmoe decide --batch"""
 
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -28,17 +30,17 @@ def run_batch(shell: Shell, files: BatchFlags, flags: OpenFlags, as_json: bool) 
 
     Raises: Refused, BatchError, EngineError.
     """
-    path = model_path(shell, flags.model)
-    try:
-        lines = batch.read_lines(files.requests, _settings(path, files, flags))
-    except OSError as error:
-        raise Refused(f"--batch: cannot read {files.requests}: {error.strerror}") from error
-    try:
-        with batch.results_file(files.results, files.requests, restart=files.restart) as descriptor:
-            done = batch.resume(descriptor, files.results, lines)
-            tally = _answer(shell, path, files, flags, lines, done, descriptor)
-    except OSError as error:
-        raise Refused(f"--out: cannot write {files.results}: {error.strerror}") from error
+    # Both files before the model, which may take a long fetch.
+    with _or_refused(f"--batch: cannot read {files.requests}"):
+        requests = files.requests.read_bytes()
+    with ExitStack() as held:
+        with _or_refused(f"--out: cannot write {files.results}"):
+            descriptor = held.enter_context(batch.results_file(files.results, files.requests))
+        path = model_path(shell, flags.model)
+        lines = batch.read_lines(requests, _settings(path, files, flags))
+        with _or_refused(f"--out: cannot continue {files.results}"):
+            done = [] if files.restart else batch.resume(descriptor, files.results, lines)
+        tally = _answer(shell, path, files, flags, lines, done, descriptor)
     _report(shell, tally, files, as_json)
     if tally.n_refused:
         raise typer.Exit(2)
@@ -53,9 +55,11 @@ def _answer(
     done: list[dict[str, Any]],
     descriptor: int,
 ) -> batch.Tally:
-    if len(done) == len(lines):
+    if len(done) == len(lines) and not files.restart:
         return batch.counted(lines, done)
     with open_session(shell, path, flags) as session:
+        if files.restart:
+            batch.clear(descriptor)  # not before: a model that cannot be opened would have cost the old results
         columns = (TextColumn("decisions"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
         with Progress(*columns, console=shell.err, transient=True) as progress:
             task = progress.add_task("decisions", total=len(lines), completed=len(done))
@@ -66,18 +70,33 @@ def _answer(
                 decide=session.decide,
                 letter=session.lettered,
                 template=files.template,
+                system=flags.system,
                 on_record=lambda record: progress.advance(task),
             )
 
 
+@contextmanager
+def _or_refused(what: str) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        raise Refused(f"{what}: {error.strerror}") from error
+
+
 def _settings(path: Path, files: BatchFlags, flags: OpenFlags) -> dict[str, Any]:
-    """What besides a request decides its answer: results under other settings are not continued."""
+    """What besides a request decides its answer: results under other settings are not continued.
+
+    Not the threads: their number changes no bit.
+    """
     return {
         "model": path.name,
         "model_bytes": path.stat().st_size if path.exists() else 0,
         "template": files.template,
         "chat_template": flags.chat_template,
         "system": flags.system,
+        "n_ctx": flags.ctx,
+        "n_ubatch": flags.ubatch,
+        "prefix_cache": flags.prefix_cache,
     }
 
 

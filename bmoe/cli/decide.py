@@ -15,6 +15,7 @@ from bmoe.cli.shell import Shell
 from bmoe.cli.texts import behind_dashes, file_text, plain, text_or_file
 from bmoe.decide import DecideRequest, Refused
 from bmoe.records import Asked, result_record
+from bmoe.session import check_prefix_cache
 
 HELP = """Which of these would the model answer? One prefill, nothing is generated.
 
@@ -77,12 +78,20 @@ class _Given:
         if not self.is_lettered and (not self.choices or (self.prefix is None and self.suffix is None)):
             raise Refused("give a question with --option, or --prefix and --choice; see bmoe decide --help")
 
-    def asked(self, session: Session) -> Asked:
-        """Raises: Refused."""
-        if self.question is not None:
-            options = tuple(map(plain, self.options))
-            request = session.lettered(plain(self.question), options, template=self.template)
-            return Asked(request=request, options=options)
+    def lettered(self, session: Session) -> Asked:
+        """The question as a request, its letters chosen for the session's model.
+
+        Raises: Refused.
+        """
+        options = tuple(map(plain, self.options))
+        request = session.lettered(plain(self.question or ""), options, template=self.template)
+        return Asked(request=request, options=options)
+
+    def whole(self) -> Asked:
+        """The request as it was given, its files read.
+
+        Raises: Refused.
+        """
         request = DecideRequest(
             prefix=text_or_file("--prefix", self.prefix or ""),
             suffix=text_or_file("--suffix", self.suffix or ""),
@@ -132,6 +141,7 @@ def decide(
         choices=choice or [],
         template=not no_template,
     )
+    check_prefix_cache(prefix_cache)
     flags = OpenFlags(
         model=model,
         threads=threads,
@@ -159,9 +169,10 @@ def decide(
 
 def _decide_one(shell: Shell, given: _Given, flags: OpenFlags, as_json: bool) -> None:
     given.check()
+    whole = given.whole() if given.is_whole else None  # before the model, which may take a long fetch
     path = model_path(shell, flags.model)
     with open_session(shell, path, flags) as session:
-        asked = given.asked(session)
+        asked = whole or given.lettered(session)
         with shell.err.status("reading the prompt"):
             result = session.decide(asked.request)
     if as_json:

@@ -1,5 +1,7 @@
+import errno
 import json
 import math
+import os
 from pathlib import Path
 
 import numpy as np
@@ -166,6 +168,13 @@ class TestFiles:
         assert "--prefix: cannot read 'home: light on'" in bmoe.err
         assert "write --prefix '@@home: light on'" in bmoe.err
 
+    def test_a_missing_file_is_said_before_a_model_is_fetched(self, bmoe: Terminal) -> None:
+        for flag in ("--prefix", "--suffix", "--system", "--template"):
+            value = "nowhere" if flag == "--template" else "@nowhere"
+            assert bmoe("decide", "--prefix", "p", "--choice", "A", flag, value) == 2
+            assert f"{flag}: cannot read 'nowhere'" in bmoe.err
+        assert (bmoe.fetched, bmoe.opened) == ([], [])
+
     @pytest.mark.parametrize("flag", ["--prefix", "--suffix", "--system"])
     def test_a_file_that_is_not_utf_8_is_refused(self, bmoe: Terminal, tmp_path: Path, flag: str) -> None:
         file = tmp_path / "latin"
@@ -216,8 +225,9 @@ class TestExitCodes:
         assert bmoe.json()["exit_code"] == 2
 
     def test_an_unknown_prefix_cache_mode_is_2(self, bmoe: Terminal) -> None:
-        assert bmoe(*RAW, "--prefix-cache", "maybe") == 2
+        assert bmoe("decide", *RAW[3:], "--prefix-cache", "maybe") == 2
         assert "auto, on, off" in bmoe.err
+        assert bmoe.fetched == []
 
     def test_a_value_the_engine_does_not_take_is_2(self, bmoe: Terminal) -> None:
         def absurd() -> None:
@@ -340,7 +350,17 @@ class TestBatch:
         assert bmoe(*argv) == 0
         assert "1 of them by an earlier run" in bmoe.err
 
-    @pytest.mark.parametrize("flags", [("--system", "x"), ("--no-template",), ("-m", "other.gguf")])
+    @pytest.mark.parametrize(
+        "flags",
+        [
+            ("--system", "x"),
+            ("--no-template",),
+            ("-m", "other.gguf"),
+            ("-c", "512"),
+            ("--ubatch", "64"),
+            ("--prefix-cache", "off"),
+        ],
+    )
     def test_other_settings_are_another_batch(self, bmoe: Terminal, tmp_path: Path, flags: tuple[str, ...]) -> None:
         requests, out = tmp_path / "r.jsonl", tmp_path / "o.jsonl"
         requests.write_text("\n".join(self.LINES))
@@ -349,6 +369,64 @@ class TestBatch:
         assert bmoe(*argv, *flags) == 2
         assert "--restart" in bmoe.err
         assert bmoe(*argv, *flags, "--restart") == 0
+
+    def test_other_threads_are_not(self, bmoe: Terminal, tmp_path: Path) -> None:
+        requests, out = tmp_path / "r.jsonl", tmp_path / "o.jsonl"
+        requests.write_text("\n".join(self.LINES))
+        argv = ("decide", "-m", "x.gguf", "--batch", str(requests), "--out", str(out))
+        assert bmoe(*argv) == 0
+        assert bmoe(*argv, "-t", "1") == 0
+        assert "2 of them by an earlier run" in bmoe.err
+
+    def test_restart_lets_go_of_the_old_results_once_the_model_is_open(self, bmoe: Terminal, tmp_path: Path) -> None:
+        requests, out = tmp_path / "r.jsonl", tmp_path / "o.jsonl"
+        requests.write_text("\n".join(self.LINES))
+        argv = ("decide", "-m", "x.gguf", "--batch", str(requests), "--out", str(out))
+        assert bmoe(*argv) == 0
+        before = out.read_bytes()
+
+        def missing() -> None:
+            raise ModelError("x.gguf: no such file")
+
+        bmoe.on_open = missing
+        assert bmoe(*argv, "--restart") == 1
+        assert out.read_bytes() == before
+        bmoe.on_open = lambda: None
+        assert bmoe(*argv, "--restart") == 0
+        assert "2 decided, 0 refused:" in bmoe.err
+        requests.write_text("")
+        assert bmoe(*argv, "--restart") == 0
+        assert out.read_bytes() == b""
+
+    def test_a_raw_line_is_refused_where_there_is_a_system_message(self, bmoe: Terminal, tmp_path: Path) -> None:
+        requests, out = tmp_path / "r.jsonl", tmp_path / "o.jsonl"
+        requests.write_text('{"prefix":"p","choices":["A","B"],"template":false}\n' + self.LINES[0])
+        argv = ("decide", "-m", "x.gguf", "--batch", str(requests), "--out", str(out), "--system", "be brief")
+        assert bmoe(*argv) == 2
+        raw, other = map(json.loads, out.read_text().splitlines())
+        assert "a raw prompt has no system message" in raw["error"]
+        assert other["best"] >= 0
+
+    def test_files_that_cannot_be_used_are_said_before_a_model_is_fetched(self, bmoe: Terminal, tmp_path: Path) -> None:
+        requests = tmp_path / "r.jsonl"
+        assert bmoe("decide", "--batch", str(requests), "--out", str(tmp_path / "o")) == 2
+        assert "--batch: cannot read" in bmoe.err
+        requests.write_text(self.LINES[0])
+        assert bmoe("decide", "--batch", str(requests), "--out", str(tmp_path / "no" / "o")) == 2
+        assert "--out: cannot write" in bmoe.err
+        assert bmoe.fetched == []
+
+    def test_what_fails_elsewhere_is_not_laid_on_the_results(self, bmoe: Terminal, tmp_path: Path) -> None:
+        requests = tmp_path / "r.jsonl"
+        requests.write_text(self.LINES[0])
+
+        def fail() -> None:
+            raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+
+        bmoe.on_open = fail
+        assert bmoe("decide", "-m", "x.gguf", "--batch", str(requests), "--out", str(tmp_path / "o")) == 1
+        assert "Too many open files" in bmoe.err
+        assert "--out" not in bmoe.err
 
     def test_files_that_cannot_be_used_are_2(self, bmoe: Terminal, tmp_path: Path) -> None:
         requests = tmp_path / "r.jsonl"
