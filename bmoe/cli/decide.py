@@ -179,4 +179,4 @@ def _decide_one(shell: Shell, given: _Given, flags: OpenFlags, as_json: bool) ->
         shell.emit({"model": path.name, **result_record(result, asked.options)})
         return
     ascii_only = not shell.out.encoding.lower().startswith("utf")
-    shell.out.print(decision(result, asked.options, ascii_only=ascii_only))
+    shell.out.print(decision(result, asked.options, ascii_only=ascii_only, width=shell.out.width))

@@ -10,19 +10,30 @@ from rich.text import Text
 
 from bmoe.decide import DecideResult
 
-BAR_CELLS = 24
+WIDTH = 80
+BAR_CELLS = 24  # of WIDTH; fewer in fewer, and none where they would leave no room for the names
+NO_BARS_BELOW = 40
+BESIDE_CELLS = 14  # of a line that are neither bar nor name
 SHOWN_CHOICES = 40
 NOTABLE_MASS = 0.1
 MOST_MASS = 0.5
 _EIGHTHS = " ▏▎▍▌▋▊▉█"
 
 
-def decision(result: DecideResult, options: Sequence[str] | None, *, ascii_only: bool = False) -> RenderableType:
+def decision(
+    result: DecideResult, options: Sequence[str] | None, *, ascii_only: bool = False, width: int = WIDTH
+) -> RenderableType:
     """Each choice with its probability as a bar, the mass outside them, and what it took."""
+    width = min(width, WIDTH)
+    bar_cells = BAR_CELLS * width // WIDTH if width >= NO_BARS_BELOW else 0
+
+    def shown_bar(mass: float) -> str:
+        return bar(mass, ascii_only, bar_cells)
+
     table = Table.grid(padding=(0, 1))
     table.add_column(no_wrap=True)
-    table.add_column(overflow="fold", max_width=80 - BAR_CELLS - 14)
-    table.add_column(no_wrap=True, width=BAR_CELLS)
+    table.add_column(overflow="fold", max_width=max(1, width - bar_cells - BESIDE_CELLS))
+    table.add_column(no_wrap=True, width=bar_cells)
     table.add_column(justify="right", no_wrap=True)
     masses = [math.exp(logp) for logp in result.choice_logp]
     for index in _shown(result):
@@ -31,17 +42,17 @@ def decision(result: DecideResult, options: Sequence[str] | None, *, ascii_only:
         cells = (
             ">" if best else "",
             _name(result, options, index),
-            bar(masses[index], ascii_only),
+            shown_bar(masses[index]),
             percent(masses[index]),
         )
         table.add_row(*(Text(cell, style) for cell in cells))
     hidden = len(masses) - min(len(masses), SHOWN_CHOICES)
     if hidden:
         left = sum(sorted(masses)[:hidden])
-        table.add_row("", Text(f"{hidden} others together", "dim"), Text(bar(left, ascii_only), "dim"), percent(left))
+        table.add_row("", Text(f"{hidden} others together", "dim"), Text(shown_bar(left), "dim"), percent(left))
     outside = result.outside_mass
     style = "bold yellow" if outside >= NOTABLE_MASS else "dim"
-    cells = ("!" if outside >= NOTABLE_MASS else "", "outside the choices", bar(outside, ascii_only), percent(outside))
+    cells = ("!" if outside >= NOTABLE_MASS else "", "outside the choices", shown_bar(outside), percent(outside))
     table.add_row(*(Text(cell, style) for cell in cells))
     return Group(table, *_warning(result), Text(cost(result), "dim"))
 
@@ -53,9 +64,9 @@ def cost(result: DecideResult) -> str:
     return f"{result.n_tokens} tokens{reused}, {seconds:.2f} s"
 
 
-def bar(mass: float, ascii_only: bool = False) -> str:
-    """A probability as a bar of at most BAR_CELLS cells."""
-    eighths = round(mass * BAR_CELLS * 8)
+def bar(mass: float, ascii_only: bool = False, cells: int = BAR_CELLS) -> str:
+    """A probability as a bar of at most so many cells."""
+    eighths = round(mass * cells * 8)
     if ascii_only:
         return "#" * round(eighths / 8)
     whole, part = divmod(eighths, 8)

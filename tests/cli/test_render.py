@@ -10,10 +10,12 @@ from bmoe.decide import DecideResult
 from tests.test_records import RESULT
 
 
-def shown(result: DecideResult, *, options: tuple[str, ...] | None = None, ascii_only: bool = False) -> str:
+def shown(
+    result: DecideResult, *, options: tuple[str, ...] | None = None, ascii_only: bool = False, width: int = 80
+) -> str:
     file = io.StringIO()
-    console = Console(file=file, width=80, force_terminal=True, color_system="standard", highlight=False)
-    console.print(decision(result, options, ascii_only=ascii_only))
+    console = Console(file=file, width=width, force_terminal=True, color_system="standard", highlight=False)
+    console.print(decision(result, options, ascii_only=ascii_only, width=width))
     return file.getvalue()
 
 
@@ -51,6 +53,15 @@ def test_a_long_option_is_folded_not_cut() -> None:
     text = shown(RESULT, options=("word " * 40 + "end", "b"))
     assert text.count("word") == 40
     assert "end" in text
+
+
+@pytest.mark.parametrize(("width", "longest"), [(200, 42), (80, 42), (60, 28), (40, 14), (30, 16), (24, 10)])
+def test_names_keep_room_at_every_width(width: int, longest: int) -> None:
+    word = "x" * (longest - len("A) "))
+    text = shown(RESULT, options=(word, "b"), width=width)
+    assert f"A) {word}" in text
+    assert "77.9 %" in text
+    assert ("█" in text) is (width >= 40)
 
 
 @pytest.mark.parametrize(
