@@ -98,10 +98,12 @@ def is_fetched(model: NamedModel, cache: Path) -> bool:
 def lookup(model: str | Path | None) -> NamedModel | Path:
     """What a caller's word for a model means: a name of the catalogue, else a file; None is the default.
 
-    Raises: Refused, for a bare word that is neither.
+    Raises: Refused, for a bare word that is neither, and for no word.
     """
     if model is None:
         return DEFAULT
+    if model == "":
+        raise Refused("the model is an empty text: give a file or a name, or leave it out for the default model")
     if isinstance(model, Path):
         return model
     for known in CATALOG:

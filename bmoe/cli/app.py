@@ -3,6 +3,7 @@
 import contextlib
 import sys
 from collections.abc import Sequence
+from typing import Annotated, Any
 
 import typer
 
@@ -11,6 +12,7 @@ from bmoe.batch import BatchError
 from bmoe.cli import decide, info, models
 from bmoe.cli.shell import Shell
 from bmoe.cli.streams import StdoutError
+from bmoe.cli.texts import flags_with_value
 from bmoe_native.errors import ArgumentError, EngineError, LibraryError, TemplateError
 
 DECIDED, FAILED, REFUSED, INTERRUPTED = 0, 1, 2, 130
@@ -24,9 +26,28 @@ app = typer.Typer(
     rich_markup_mode=None,
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
 )
-app.command("decide", cls=decide.Decide, help=decide.HELP)(decide.decide)
+app.command("decide", cls=decide.Decide, help=decide.HELP, short_help="Which of these choices would the model answer?")(
+    decide.decide
+)
 app.command("info")(info.info)
 app.add_typer(models.app, name="models")
+
+
+def _print_version(ctx: typer.Context, wanted: bool) -> None:
+    shell: Shell = ctx.obj
+    if wanted:
+        shell.line("\n".join(shell.versions()))
+        raise typer.Exit
+
+
+@app.callback()
+def bmoe(
+    version: Annotated[
+        bool,
+        typer.Option("--version", callback=_print_version, is_eager=True, help="Show the versions and exit."),
+    ] = False,
+) -> None:
+    """Nothing but the flags that belong to no command."""
 
 
 def main(argv: Sequence[str] | None = None, shell: Shell | None = None) -> int:
@@ -46,9 +67,9 @@ def _run(arguments: list[str], shell: Shell) -> int:
     try:
         returned = typer.main.get_command(app).main(arguments, prog_name="bmoe", standalone_mode=False, obj=shell)
     except (KeyboardInterrupt, typer.Abort):
-        return INTERRUPTED
+        returned = INTERRUPTED
     except typer.Exit as error:
-        return error.exit_code
+        returned = error.exit_code
     except (Refused, ArgumentError, TemplateError) as error:
         of_template = isinstance(error, TemplateError) or isinstance(error.__cause__, TemplateError)
         hint = " (--template FILE, --no-template)" if of_template else ""
@@ -62,11 +83,26 @@ def _run(arguments: list[str], shell: Shell) -> int:
             raise
         command = getattr(getattr(error, "ctx", None), "command_path", "bmoe")
         return _failed(shell, arguments, f"{message().rstrip('.')}. See {command} --help", REFUSED)
+    if returned == INTERRUPTED:  # some typers return it for a Ctrl-C
+        return _failed(shell, arguments, "interrupted", INTERRUPTED)
     return returned if isinstance(returned, int) else DECIDED
 
 
 def _failed(shell: Shell, arguments: list[str], message: str, code: int) -> int:
     shell.note(f"bmoe: {message}")
-    if "--json" in arguments:
+    if _asks_for_json(arguments):
         shell.emit({"error": message, "exit_code": code})
     return code
+
+
+def _asks_for_json(arguments: Sequence[str]) -> bool:
+    """Whether --json is a flag here, also where parsing failed: not another flag's value, nor text behind --."""
+    bmoe_command: Any = typer.main.get_command(app)
+    with_value = flags_with_value([param for command in bmoe_command.commands.values() for param in command.params])
+    rest = iter(arguments)
+    for argument in rest:
+        if argument in ("--", "--json"):
+            return argument == "--json"
+        if argument in with_value:
+            next(rest, None)
+    return False

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import typer
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemainingColumn
 
 from bmoe import batch
 from bmoe.cli.opening import OpenFlags, model_path, open_session
@@ -61,7 +61,7 @@ def _answer(
         if files.restart:
             batch.clear(descriptor)  # not before: a model that cannot be opened would have cost the old results
         columns = (TextColumn("decisions"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-        with Progress(*columns, console=shell.err, transient=True) as progress:
+        with shell.progress(*columns) as progress:
             task = progress.add_task("decisions", total=len(lines), completed=len(done))
             return batch.run(
                 lines,

@@ -34,9 +34,9 @@ Examples:
 
 \b
 Texts:
-  --prefix, --suffix and --system take TEXT, or @FILE for the text of a file; a text
-  that begins with @ is written @@text. A question, an option or a choice is never a
-  file. A question that begins with a dash can follow --.
+  --prefix, --suffix and --system take TEXT, or @FILE for the text of a file;
+  a text that begins with @ is written @@text. A question, an option or a
+  choice is never a file. A question that begins with a dash can follow --.
 
 \b
 Exit codes:
@@ -75,6 +75,9 @@ class _Given:
             raise Refused("give either a question with --option, or --prefix, --suffix and --choice, not both")
         if self.is_lettered and (self.question is None or not self.options):
             raise Refused("a question needs --option, and options need a question")
+        for number, option in enumerate(self.options, start=1):
+            if not option.strip():
+                raise Refused(f"--option number {number} is empty: {option!r}")
         if not self.is_lettered and (not self.choices or (self.prefix is None and self.suffix is None)):
             raise Refused("give a question with --option, or --prefix and --choice; see bmoe decide --help")
 
@@ -103,7 +106,7 @@ class _Given:
 
 def decide(
     ctx: typer.Context,
-    question: Annotated[str | None, typer.Argument(metavar="[QUESTION]", help="What to decide, with --option.")] = None,
+    question: Annotated[str | None, typer.Argument(metavar="QUESTION", help="What to decide, with --option.")] = None,
     option: Annotated[
         list[str] | None, typer.Option("--option", "-o", metavar="TEXT", help="One answer; repeat.")
     ] = None,

@@ -25,12 +25,12 @@ def list_models(ctx: typer.Context, as_json: Json = False) -> None:
         return
     table = Table.grid(padding=(0, 2))
     for model in models.CATALOG:
-        here = "here" if models.is_fetched(model, shell.cache) else ""
-        table.add_row(*map(Text, (model.name, f"{model.size_bytes / 1e9:.2f} GB", here, model.summary)))
+        marks = ("default" if model is models.DEFAULT else "", "here" if models.is_fetched(model, shell.cache) else "")
+        table.add_row(*map(Text, (model.name, f"{model.size_bytes / 1e9:.2f} GB", *marks, model.summary)))
     shell.out.print(table)
 
 
-@app.command()
+@app.command(short_help="Fetch a model into the cache and print its path.")
 def fetch(ctx: typer.Context, name: Name = None, as_json: Json = False) -> None:
     """Fetch a model into the cache, unless it is there, and print its path."""
     shell: Shell = ctx.obj
@@ -56,7 +56,7 @@ def path_of(ctx: typer.Context, name: Name = None, as_json: Json = False) -> Non
         raise typer.Exit(1)
 
 
-@app.command()
+@app.command(short_help="Compare a fetched model's sha256 with the published one.")
 def verify(ctx: typer.Context, name: Name = None, as_json: Json = False) -> None:
     """Read a fetched model whole and compare its sha256 with the published one."""
     shell: Shell = ctx.obj

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from pathlib import Path
 
-from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn, TransferSpeedColumn
+from rich.progress import BarColumn, DownloadColumn, TextColumn, TimeRemainingColumn, TransferSpeedColumn
 
 from bmoe import Session, models
 from bmoe.cli.shell import Shell
@@ -41,7 +41,7 @@ def fetched(shell: Shell, model: NamedModel) -> Path:
         return models.path_of(model, shell.cache)
     shell.note(f"Fetching {model.name} ({model.size_bytes / 1e9:.2f} GB, once) into {shell.cache / 'models'}")
     columns = (BarColumn(), DownloadColumn(), TransferSpeedColumn(), TimeRemainingColumn())
-    with Progress(TextColumn(model.name), *columns, console=shell.err, transient=True) as progress:
+    with shell.progress(TextColumn(model.name), *columns) as progress:
         task = progress.add_task(model.name, total=model.size_bytes)
         return shell.fetch(
             model,

@@ -1,5 +1,6 @@
 """What the commands get from outside: streams, environment, and ways to a model. Injected in tests."""
 
+import importlib.metadata
 import json
 import os
 import sys
@@ -9,11 +10,13 @@ from pathlib import Path
 from typing import IO, Any, cast
 
 from rich.console import Console
+from rich.progress import Progress, ProgressColumn
 from rich.text import Text
 
 from bmoe import Session, models
 from bmoe.cli.streams import Stderr, Stdout
-from bmoe_native import Engine
+from bmoe_native import Engine, build_info
+from bmoe_native.errors import LibraryError
 
 
 def console(*, stderr: bool = False) -> Console:
@@ -36,6 +39,7 @@ class Shell:
     open_session: Callable[..., Session] = Session.open
     inspect: Callable[..., Any] = Engine.open
     fetch: Callable[..., Path] = models.fetch
+    build_info: Callable[[], str] = build_info
 
     @property
     def cache(self) -> Path:
@@ -46,6 +50,22 @@ class Shell:
     def model_word(self, typed: str | None) -> str | None:
         """What names the model: the flag, else BMOE_MODEL, else nothing, which is the default model."""
         return typed if typed is not None else self.environ.get("BMOE_MODEL") or None
+
+    def versions(self) -> list[str]:
+        """Of this package, and of the library with what is in it, or why there is none."""
+        try:
+            package = importlib.metadata.version("bmoe")
+        except importlib.metadata.PackageNotFoundError:
+            package = "(not installed)"
+        try:
+            library = self.build_info()
+        except LibraryError as error:
+            library = f"none: {error}"
+        return [f"bmoe {package}", f"library: {library}"]
+
+    def progress(self, *columns: ProgressColumn) -> Progress:
+        """A bar on stderr that goes away when done. Not in a file, where all that is left of it are blank lines."""
+        return Progress(*columns, console=self.err, transient=True, disable=not self.err.is_terminal)
 
     def note(self, text: str) -> None:
         """A line of prose to stderr, never wrapped: it may hold paths and hashes."""

@@ -49,9 +49,7 @@ def behind_dashes(args: Sequence[str], parameters: Sequence[Any]) -> list[str]:
     begins like no flag of ours.
     """
     flags = {name for parameter in parameters for name in parameter.opts if name.startswith("-")}
-    with_value = {
-        name for parameter in parameters if not getattr(parameter, "is_flag", False) for name in parameter.opts
-    }
+    with_value = flags_with_value(parameters)
     kept: list[str] = []
     moved: list[str] = []
     rest = iter(args)
@@ -65,6 +63,12 @@ def behind_dashes(args: Sequence[str], parameters: Sequence[Any]) -> list[str]:
         if argument in with_value:
             kept.extend(_next(rest))
     return [*kept, "--", *moved] if moved else kept
+
+
+def flags_with_value(parameters: Sequence[Any]) -> set[str]:
+    """The flags among a command's parameters that take the argument after them, whatever it looks like."""
+    options = (parameter for parameter in parameters if not getattr(parameter, "is_flag", False))
+    return {name for option in options for name in option.opts if name.startswith("-")}
 
 
 def _is_question(argument: str, flags: set[str]) -> bool:

@@ -29,6 +29,7 @@ class Terminal:
     out: str = ""
     err: str = ""
     on_open: Callable[[], None] = lambda: None
+    build_info: Callable[[], str] = lambda: "bmoe 1.2.3, llama.cpp abc"
 
     def __call__(self, *argv: str) -> int:
         out, err = io.StringIO(), io.StringIO()
@@ -39,6 +40,7 @@ class Terminal:
             open_session=self._open,
             inspect=self._inspect,
             fetch=self._fetch,
+            build_info=self.build_info,
         )
         code = main(argv, shell)
         self.out, self.err = out.getvalue(), err.getvalue()

@@ -199,6 +199,8 @@ class TestExitCodes:
             (("decide",), "give a question with --option"),
             (("decide", "Which?"), "a question needs --option"),
             (("decide", "--option", "a"), "a question needs --option"),
+            (("decide", "-m", "x.gguf", "q", "--option", "a", "-o", " "), "--option number 2 is empty: ' '"),
+            (("decide", "-m", "", "q", "--option", "a"), "the model is an empty text"),
             (("decide", "Which?", "--option", "a", "--choice", "b"), "not both"),
             (("decide", "--prefix", "p"), "--prefix and --choice"),
             (("decide", "--choice", "a"), "--prefix and --choice"),
@@ -223,6 +225,18 @@ class TestExitCodes:
         assert bmoe(*argv, "--json") == 2
         assert says in bmoe.json()["error"]
         assert bmoe.json()["exit_code"] == 2
+
+    @pytest.mark.parametrize(
+        "argv",
+        [
+            ("decide", "-m", "x.gguf", "-o", "a", "-o", "A", "--choice", "b", "--", "--json"),
+            ("decide", "-m", "x.gguf", "--prefix", "--json", "-o", "b"),
+            ("decide", "-m", "x.gguf", "q", "-o", "--json", "-t", "many"),
+        ],
+    )
+    def test_text_that_reads_like_a_flag_asks_for_no_json(self, bmoe: Terminal, argv: tuple[str, ...]) -> None:
+        assert bmoe(*argv) == 2
+        assert bmoe.out == ""
 
     def test_an_unknown_prefix_cache_mode_is_2(self, bmoe: Terminal) -> None:
         assert bmoe("decide", *RAW[3:], "--prefix-cache", "maybe") == 2
@@ -272,8 +286,11 @@ class TestExitCodes:
 
         bmoe.engine.during_prefill = interrupt
         assert bmoe(*RAW, "--json") == 130
-        assert bmoe.out == ""
+        assert bmoe.json() == {"error": "interrupted", "exit_code": 130}
+        assert bmoe.err == "bmoe: interrupted\n"
         assert bmoe.engine.closed
+        assert bmoe(*RAW) == 130
+        assert bmoe.out == ""
 
     def test_an_abort_as_older_typers_turn_an_interrupt_into_is_130(self, bmoe: Terminal) -> None:
         def abort() -> None:
@@ -287,6 +304,16 @@ class TestExitCodes:
         text = bmoe.out
         for word in ("--option billing", "@@text", "130 interrupted", "--batch requests.jsonl", "--no-template"):
             assert word in text
+
+    @pytest.mark.parametrize("command", [(), ("decide",), ("info",), ("models",), ("models", "fetch")])
+    def test_help_fits_80_columns(
+        self, bmoe: Terminal, command: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setenv("COLUMNS", "80")
+        assert bmoe(*command, "--help") == 0
+        assert [line for line in bmoe.out.splitlines() if len(line) > 80] == []
+        assert "[[" not in bmoe.out
+        assert "..." not in bmoe.out.replace("ARGS]...", "").replace("COMMAND [", "")
 
 
 class TestModel:
@@ -320,7 +347,7 @@ class TestBatch:
         argv = ("decide", "-m", "x.gguf", "--batch", str(requests), "--out", str(out))
         assert bmoe(*argv) == 0
         assert bmoe.out == ""
-        assert "2 decided, 0 refused" in bmoe.err
+        assert bmoe.err == f"2 decided, 0 refused: {out}\n"
         assert [json.loads(line)["id"] for line in out.read_text().splitlines()] == [1, 2]
         assert len(bmoe.opened) == 1
         assert bmoe(*argv, "--json") == 0

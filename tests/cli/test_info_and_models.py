@@ -1,9 +1,11 @@
 import dataclasses
 import hashlib
+import importlib.metadata
 
 import pytest
 
 from bmoe import models
+from bmoe_native.errors import LibraryError
 from tests.cli.conftest import Terminal
 from tests.fakes import INFO, ScriptedEngine
 
@@ -63,13 +65,39 @@ def test_list_says_what_is_here(bmoe: Terminal, tiny: models.NamedModel) -> None
 def test_the_whole_catalogue_is_listed(bmoe: Terminal) -> None:
     assert bmoe("models", "list") == 0
     assert all(name in bmoe.out for name in ("smollm2-135m", "qwen2.5-coder-1.5b", "gemma3-270m"))
+    assert [line.split()[0] for line in bmoe.out.splitlines() if " GB  default " in line] == [models.DEFAULT.name]
+
+
+def test_an_empty_name_is_2(bmoe: Terminal) -> None:
+    assert bmoe("info", "") == 2
+    assert "the model is an empty text" in bmoe.err
+
+
+def test_versions_are_those_of_package_and_library(bmoe: Terminal, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(importlib.metadata, "version", lambda package: f"9.8.7 of {package}")
+    assert bmoe("--version") == 0
+    assert bmoe.out == "bmoe 9.8.7 of bmoe\nlibrary: bmoe 1.2.3, llama.cpp abc\n"
+
+
+def test_versions_say_where_nothing_is_installed_or_built(bmoe: Terminal, monkeypatch: pytest.MonkeyPatch) -> None:
+    def unknown(package: str) -> str:
+        raise importlib.metadata.PackageNotFoundError(package)
+
+    def missing() -> str:
+        raise LibraryError("bmoe is not built here")
+
+    monkeypatch.setattr(importlib.metadata, "version", unknown)
+    bmoe.build_info = missing
+    assert bmoe("--version") == 0
+    assert bmoe.out == "bmoe (not installed)\nlibrary: none: bmoe is not built here\n"
 
 
 def test_fetch_prints_the_path_and_talks_on_stderr(bmoe: Terminal, tiny: models.NamedModel) -> None:
     assert bmoe("models", "fetch", tiny.name) == 0
     assert bmoe.out == f"{models.path_of(tiny, bmoe.cache)}\n"
     assert bmoe.fetched == [tiny.name]
-    assert "Fetching" in bmoe.err
+    assert bmoe.err.startswith("Fetching")
+    assert bmoe.err.count("\n") == 1
 
 
 def test_path_is_1_where_nothing_is(bmoe: Terminal, tiny: models.NamedModel) -> None:
