@@ -2,7 +2,7 @@
 
 import sys
 
-from bmoe.cli.app import main
+from bmoe.cli.entry import main
 
 if __name__ == "__main__":
     sys.exit(main())
