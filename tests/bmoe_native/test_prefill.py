@@ -259,7 +259,7 @@ def test_a_poll_hook_stops_a_prefill(tiny_path: Path) -> None:
     params.n_ubatch, params.n_threads, params.poll = 1, 1, poll
     assert c.bmoe_open(out, bytes(tiny_path), params, f.NULL, 0) == c.BMOE_OK
     tokens = f.new("int32_t[]", [7] * 4000)
-    assert c.bmoe_prefill(out[0], tokens, 4000, f.NULL) == c.BMOE_E_CANCELLED
+    assert c.bmoe_prefill(out[0], tokens, 4000) == c.BMOE_E_CANCELLED
     assert len(seen) == 2 and c.bmoe_position(out[0]) == 0
     c.bmoe_close(out[0])
 
