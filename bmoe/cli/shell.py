@@ -65,7 +65,10 @@ class Shell:
 
     def progress(self, *columns: ProgressColumn) -> Progress:
         """A bar on stderr that goes away when done. Not in a file, where all that is left of it are blank lines."""
-        return Progress(*columns, console=self.err, transient=True, disable=not self.err.is_terminal)
+        shown = self.err.is_terminal
+        # Quiet as well as disabled: older riches end even a disabled bar with a line.
+        where = self.err if shown else Console(quiet=True)
+        return Progress(*columns, console=where, transient=True, disable=not shown)
 
     def note(self, text: str) -> None:
         """A line of prose to stderr, never wrapped: it may hold paths and hashes."""
