@@ -9,7 +9,7 @@ import typer
 
 from bmoe import BadLogits, FetchError, Refused
 from bmoe.batch import BatchError
-from bmoe.cli import decide, info, models
+from bmoe.cli import decide, info, models, session
 from bmoe.cli.shell import Shell
 from bmoe.cli.streams import StdoutError
 from bmoe.cli.texts import flags_with_value
@@ -30,6 +30,9 @@ app.command("decide", cls=decide.Decide, help=decide.HELP, short_help="Which of 
     decide.decide
 )
 app.command("info")(info.info)
+app.command("session", cls=session.SessionCommand, help=session.HELP, short_help="Serve JSON lines, for programs.")(
+    session.session
+)
 app.add_typer(models.app, name="models")
 
 

@@ -155,7 +155,27 @@ JSON = st.recursive(
     max_leaves=5,
 )
 KEYS = st.sampled_from(
-    ["cmd", "id", "prefix", "suffix", "choices", "reuse_prefix", "system", "template", "prompt", "n_predict", "think", "clear_kv", "temperature", "top_k", "top_p", "min_p", "seed", "stop", "other"]
+    [
+        "cmd",
+        "id",
+        "prefix",
+        "suffix",
+        "choices",
+        "reuse_prefix",
+        "system",
+        "template",
+        "prompt",
+        "n_predict",
+        "think",
+        "clear_kv",
+        "temperature",
+        "top_k",
+        "top_p",
+        "min_p",
+        "seed",
+        "stop",
+        "other",
+    ]
 )
 OBJECTS = st.dictionaries(KEYS, JSON, max_size=6).flatmap(
     lambda fields: st.sampled_from(["decide", "generate", None]).map(

@@ -1,0 +1,221 @@
+"""bmoe session"""
+
+import contextlib
+import glob
+import re
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any, Protocol, cast
+
+import typer
+from typer.core import TyperCommand
+
+from bmoe import protocol
+from bmoe.cli import wire
+from bmoe.cli.narrator import Narrator
+from bmoe.cli.opening import LOG_INFO, model_path
+from bmoe.cli.shell import Shell
+from bmoe.cli.texts import file_text, text_or_file
+from bmoe.serve import Answers, End, Outlet, Server, Unheard
+from bmoe.trace import CsvTrace
+
+HELP = """Serve requests that come as JSON lines on stdin; answers are lines on stdout. For programs.
+
+\b
+Requests:
+  {"cmd":"decide","id":1,"prefix":"...","suffix":"...","choices":["A","B"]}
+  {"cmd":"generate","id":2,"prompt":"...","n_predict":128}
+  {"cmd":"cancel"}   {"cmd":"close"}
+
+The lines, and what a host can rely on: docs/telemetry.md.
+
+\b
+Exit codes:
+  0 closed   1 the engine failed   2 refused or wrong usage   130, 143 SIGINT, SIGTERM
+"""
+LOAD_EVERY_S = 0.1
+_EXIT_CODES = {End.CLOSED: 0, End.STOPPED: 0, End.UNHEARD: 0, End.FATAL: 1}
+_SHARD = re.compile(r"-\d{5}-of-(\d{5})\.gguf$")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SessionFlags:
+    """What was asked for on the command line; 0 is the engine's default."""
+
+    model: str | None = None
+    decide: bool = False
+    prefix_cache: str = "auto"
+    threads: int = 0
+    ctx: int = 0
+    ubatch: int = 0
+    chat_template: str | None = None
+    system: str | None = None
+    csv: Path | None = None
+    progress: bool = False
+    verbose: bool = False
+
+
+class Served(Answers, Protocol):
+    """What is opened: a Session."""
+
+    @property
+    def info(self) -> protocol.ModelInfo: ...
+    def close(self) -> None: ...
+
+
+class SessionCommand(TyperCommand):
+    """Wrong usage is told on stdout too, where a host is listening."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        try:
+            parsed: list[str] = super().parse_args(ctx, args)
+        except Exception as error:
+            message = getattr(error, "format_message", None)  # what typer's own errors have in common
+            if message is not None:
+                tell(Outlet(wire.take_stdout()), message())
+            raise
+        return parsed
+
+
+def session(
+    ctx: typer.Context,
+    model: Annotated[
+        str | None, typer.Option("-m", "--model", metavar="MODEL", help="A GGUF file or a name; see bmoe models.")
+    ] = None,
+    decide: Annotated[bool, typer.Option("--decide", help="Accept decisions.")] = False,
+    prefix_cache: Annotated[
+        str, typer.Option("--decide-prefix-cache", metavar="auto|on|off", help="Keep the state after a prefix.")
+    ] = "auto",
+    threads: Annotated[int, typer.Option("-t", "--threads", metavar="N", min=0, help="0: the CPUs there are.")] = 0,
+    ctx_tokens: Annotated[
+        int, typer.Option("-c", "--ctx", metavar="N", min=0, help="Context in tokens; 0: up to 4096.")
+    ] = 0,
+    ubatch: Annotated[int, typer.Option(metavar="N", min=0, help="Tokens computed at once; 0: 512.")] = 0,
+    template: Annotated[str | None, typer.Option(metavar="FILE", help="Jinja chat template, not the model's.")] = None,
+    system: Annotated[str | None, typer.Option(metavar="TEXT", help="A system message: TEXT or @FILE.")] = None,
+    csv: Annotated[Path | None, typer.Option(metavar="FILE", help="Append a row per token and decision.")] = None,
+    progress: Annotated[bool, typer.Option("--progress", help="What is served, on stderr.")] = False,
+    verbose: Annotated[bool, typer.Option("--verbose", help="The engine's log on stderr.")] = False,
+) -> None:
+    stdout = wire.take_stdout()
+    outlet = Outlet(stdout)
+    signals = wire.Signals(stdout)
+    try:
+        with _telling(outlet):
+            flags = SessionFlags(
+                model=model,
+                decide=decide,
+                prefix_cache=prefix_cache,
+                threads=threads,
+                ctx=ctx_tokens,
+                ubatch=ubatch,
+                chat_template=None if template is None else file_text("--template", template),
+                system=None if system is None else text_or_file("--system", system),
+                csv=csv,
+                progress=progress,
+                verbose=verbose,
+            )
+        code = run(ctx.obj, flags, outlet, signals)
+    except wire.Interrupted as interrupt:
+        code = 128 + interrupt.number
+    except Unheard:
+        code = 0
+    finally:
+        signals.settle()
+    raise typer.Exit(code)
+
+
+def run(shell: Shell, flags: SessionFlags, outlet: Outlet, signals: wire.Signals) -> int:
+    """Open, serve and close; the exit code.
+
+    Raises: Refused, FetchError, EngineError and what else keeps a model from opening, after telling the host;
+    Unheard, wire.Interrupted.
+    """
+    started = time.monotonic()
+    with contextlib.ExitStack() as stack:
+        with _telling(outlet):
+            watchers = [stack.enter_context(CsvTrace(flags.csv, note=shell.note))] if flags.csv else []
+            served = _open(shell, flags, outlet, started)
+            stack.callback(served.close)
+        load_s = time.monotonic() - started
+        server = Server(
+            served,
+            wire.stdin(),
+            outlet,
+            load_s=load_s,
+            watchers=[*watchers, *([Narrator(shell.note)] if flags.progress else [])],
+            note=lambda text: shell.note(f"bmoe session: {text}"),
+        )
+        signals.hand_over(on_signal=lambda number: server.stop(), on_hang_up=server.hang_up)
+        outlet.send(protocol.ready(served.info, load_s=load_s, decide=flags.decide))
+        end = server.run()
+    if end is End.FATAL:
+        shell.note("bmoe session: the engine failed, as the last BMOE_ERROR says")
+    if end is End.STOPPED and signals.first is not None:
+        return 128 + signals.first
+    return _EXIT_CODES[end]
+
+
+def _open(shell: Shell, flags: SessionFlags, outlet: Outlet, started: float) -> Served:
+    path = model_path(shell, flags.model)
+    on_load = _Loading(path, outlet, started)
+    session = shell.open_session(
+        path,
+        decide=flags.decide,
+        prefix_cache=flags.prefix_cache,
+        system=flags.system,
+        chat_template=flags.chat_template,
+        n_ctx=flags.ctx,
+        n_ubatch=flags.ubatch,
+        n_threads=flags.threads,
+        on_load=on_load,
+        on_log=(lambda level, text: shell.note(text)) if flags.verbose else None,
+        log_level=LOG_INFO,
+    )
+    on_load(1.0)
+    return cast(Served, session)
+
+
+class _Loading:
+    """BMOE_LOAD now and then, and once at the end."""
+
+    def __init__(self, path: Path, outlet: Outlet, started: float) -> None:
+        self._mb = _model_bytes(path) / 1e6
+        self._outlet = outlet
+        self._started = started
+        self._next = started
+        self._is_whole = False
+
+    def __call__(self, fraction: float) -> None:
+        now = time.monotonic()
+        if self._is_whole or (fraction < 1 and now < self._next):
+            return
+        self._is_whole = fraction >= 1
+        self._next = now + LOAD_EVERY_S
+        self._outlet.send(protocol.load(mb=self._mb * min(fraction, 1.0), ms=1000 * (now - self._started)))
+
+
+def _model_bytes(path: Path) -> int:
+    """Of all shards, where it is split."""
+    of = _SHARD.search(path.name)
+    files = path.parent.glob(f"{glob.escape(path.name[: of.start()])}-*-of-{of[1]}.gguf") if of else [path]
+    return sum(file.stat().st_size for file in files if file.exists())
+
+
+@contextlib.contextmanager
+def _telling(outlet: Outlet) -> Iterator[None]:
+    """What fails before there is a request is told the host as well as the terminal."""
+    try:
+        yield
+    except (Exception, wire.Interrupted) as error:
+        if not isinstance(error, Unheard):
+            tell(outlet, str(error) or type(error).__name__)
+        raise
+
+
+def tell(outlet: Outlet, message: str) -> None:
+    """A fatal error of no request, if somebody listens."""
+    with contextlib.suppress(Unheard, OSError):
+        outlet.send(protocol.error(protocol.NO_ID, message, fatal=True))

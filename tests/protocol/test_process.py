@@ -1,0 +1,403 @@
+"""A real `bmoe session` over pipes: its start, its ends, and what is on stdout at any time."""
+
+import csv
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from bmoe.trace import COLUMNS
+from tests.protocol.fake import WAIT_S, answers
+from tests.protocol.host import ORIGINAL, ROOT, SESSION, Host, environment, hosted
+
+FLAGS = ("--decide", "-c", "8192", "--ubatch", "32", "-t", "1")
+SLOW_TEXT = "x " * 3500
+
+
+def decide(request_id: Any, **fields: Any) -> dict[str, Any]:
+    return {"cmd": "decide", "id": request_id, "prefix": "one two ", "suffix": "three", "choices": ["A", "B"], **fields}
+
+
+def generate(request_id: Any, **fields: Any) -> dict[str, Any]:
+    return {"cmd": "generate", "id": request_id, "prompt": "hello", "n_predict": 5, **fields}
+
+
+SLOW = decide("slow", prefix=SLOW_TEXT)
+
+
+def run(*command: str, data: bytes = b"", **options: Any) -> subprocess.CompletedProcess[bytes]:
+    return subprocess.run(
+        command, input=data, capture_output=True, timeout=WAIT_S, env=environment(), cwd=ROOT, check=False, **options
+    )
+
+
+def begin_slowly(host: Host, n_begun: int = 1) -> None:
+    """A long decision, some way into its prefill."""
+    host.lines.wait_for("READY")
+    host.send(SLOW)
+    host.lines.wait_for("BEGIN", n_begun)
+    time.sleep(0.3)
+
+
+class TestServing:
+    def test_all_kinds_of_lines(self, model: Path) -> None:
+        data = b"\n".join(
+            json.dumps(line).encode()
+            for line in (decide(1), generate(2), {"cmd": "what"}, decide(3, choices=["A", "A"]))
+        )
+        done = run(*SESSION, "-m", str(model), *FLAGS, data=data)
+        assert (done.returncode, done.stderr) == (0, b"")
+        tags = [tag for tag, _ in answers(done.stdout) if tag != "LOAD"]
+        assert tags == ["READY", "BEGIN", "DECIDE", "BEGIN", *["PROGRESS"] * 5, "DONE", "ERROR", "BEGIN", "ERROR"]
+
+    def test_loading_is_told_up_to_the_whole_file(self, model: Path) -> None:
+        parsed = answers(run(*SESSION, "-m", str(model), *FLAGS).stdout)
+        loads = [record for tag, record in parsed if tag == "LOAD"]
+        assert loads[-1]["mb"] == model.stat().st_size / 1e6
+        assert parsed[-1][0] == "READY"
+        assert sorted(record["mb"] for record in loads) == [record["mb"] for record in loads]
+
+    def test_without_decide_a_decision_is_refused(self, model: Path) -> None:
+        data = json.dumps(decide(1)).encode() + b"\n" + json.dumps(generate(2)).encode()
+        done = run(*SESSION, "-m", str(model), "-c", "512", data=data)
+        finals = [(tag, record) for tag, record in answers(done.stdout) if tag in ("ERROR", "DONE")]
+        assert finals[0] == ("ERROR", {"id": 1, "fatal": False, "msg": "this session was opened without decisions"})
+        assert finals[1][0] == "DONE"
+
+    def test_a_prompt_beyond_the_context_is_refused(self, model: Path) -> None:
+        data = json.dumps(decide(1, prefix="x " * 1_000_000)).encode() + b"\n" + json.dumps(decide(2)).encode()
+        done = run(*SESSION, "-m", str(model), *FLAGS, data=data)
+        assert [tag for tag, _ in answers(done.stdout)][-4:] == ["BEGIN", "ERROR", "BEGIN", "DECIDE"]
+
+    def test_progress_and_verbose_are_on_stderr(self, model: Path) -> None:
+        data = json.dumps(decide(1)).encode() + b"\n" + json.dumps(generate(2)).encode()
+        done = run(*SESSION, "-m", str(model), *FLAGS, "--progress", "--verbose", data=data)
+        answers(done.stdout)
+        assert b"decide 1:" in done.stderr
+        assert b"generate 2:" in done.stderr
+        assert len(done.stderr.splitlines()) > 10
+
+
+class TestStdout:
+    """Not one byte but the protocol's, whatever happens."""
+
+    @pytest.mark.parametrize(
+        ("arguments", "code", "message"),
+        [
+            (("-m", "/nowhere.gguf"), 1, "cannot open the model /nowhere.gguf"),
+            (("-m", str(ROOT / "README.md")), 1, ""),
+            (("-m", "no-such-name"), 2, "no-such-name"),
+            (("-m", "x.gguf", "--moe"), 2, "No such option: --moe"),
+            (("-m", "x.gguf", "-t", "many"), 2, "-t"),
+            (("-m", "x.gguf", "-t", "-1"), 2, "-t"),
+            (("-m",), 2, "-m"),
+            (("-m", "x.gguf", "extra"), 2, "extra"),
+            (("-m", "x.gguf", "--template", "/nowhere.jinja"), 2, "--template: cannot read '/nowhere.jinja'"),
+            (("-m", "x.gguf", "--csv", "/nowhere/x.csv"), 2, "--csv: cannot write /nowhere/x.csv"),
+            (("-m", "x.gguf", "--decide-prefix-cache", "perhaps"), 2, "prefix_cache must be one of"),
+        ],
+    )
+    def test_what_fails_at_the_start(self, arguments: tuple[str, ...], code: int, message: str) -> None:
+        done = run(*SESSION, *arguments)
+        assert done.returncode == code
+        ((tag, record),) = answers(done.stdout)
+        assert (tag, record["id"], record["fatal"]) == ("ERROR", None, True)
+        assert message in record["msg"]
+        assert b"Traceback" not in done.stderr
+        assert b"bmoe: " in done.stderr
+
+    def test_what_a_library_prints(self, model: Path) -> None:
+        code = (
+            "import os, subprocess, sys, warnings, bmoe.serve as serve\n"
+            "decided = serve.protocol.decided\n"
+            "def noisy(*args):\n"
+            "    print('printed'); os.write(1, b'written\\n'); warnings.warn('warned')\n"
+            "    subprocess.run(['echo', 'echoed'])\n"
+            "    return decided(*args)\n"
+            "serve.protocol.decided = noisy\n"
+            "from bmoe.cli.app import main\n"
+            "sys.exit(main())"
+        )
+        done = run(sys.executable, "-c", code, "session", "-m", str(model), *FLAGS, data=json.dumps(decide(1)).encode())
+        assert answers(done.stdout)[-1][0] == "DECIDE"
+        for word in (b"printed", b"written", b"warned", b"echoed"):
+            assert word in done.stderr
+
+    @pytest.mark.parametrize("closed", ["<&-", ">&-", "2>&-", "<&- 2>&-", "<&- >&- 2>&-"])
+    def test_closed_streams(self, model: Path, closed: str) -> None:
+        command = " ".join([*SESSION, "-m", str(model), *FLAGS])
+        done = run("bash", "-c", f"{command} {closed}", data=json.dumps(decide(1)).encode())
+        tags = [tag for tag, _ in answers(done.stdout) if tag != "LOAD"]
+        if ">&-" in closed.replace("2>&-", ""):
+            assert (done.returncode, tags) == (1, [])
+            assert b"Traceback" not in done.stderr
+        elif "<&-" in closed:
+            assert (done.returncode, tags) == (0, ["READY"])
+        else:
+            assert (done.returncode, tags) == (0, ["READY", "BEGIN", "DECIDE"])
+
+    def test_a_full_disk_behind_it(self, model: Path) -> None:
+        with open("/dev/full", "wb") as full:
+            process = subprocess.run(
+                [*SESSION, "-m", str(model), *FLAGS], stdin=subprocess.DEVNULL, stdout=full, stderr=subprocess.PIPE,
+                env=environment(), cwd=ROOT, check=False, timeout=WAIT_S,
+            )  # fmt: skip
+        assert process.returncode == 1
+        assert b"No space left" in process.stderr
+        assert b"Traceback" not in process.stderr
+
+
+class TestEnds:
+    @pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
+    def test_a_signal_ends_what_runs_with_its_line(self, model: Path, number: int, code: int) -> None:
+        with hosted(*SESSION, "-m", str(model), *FLAGS) as host:
+            begin_slowly(host)
+            host.send(decide("waiting"))
+            time.sleep(0.2)
+            sent = time.monotonic()
+            host.process.send_signal(number)
+            assert host.wait() == code
+            assert time.monotonic() - sent < 10
+            (slow, waiting) = host.finals
+            assert (slow[0], slow[1]["id"], slow[1]["cancelled"]) == ("DECIDE", "slow", True)
+            assert (waiting[0], waiting[1]["id"], waiting[1]["fatal"]) == ("ERROR", "waiting", False)
+            assert "Traceback" not in host.errors
+
+    @pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
+    def test_a_signal_while_idle(self, model: Path, number: int, code: int) -> None:
+        with hosted(*SESSION, "-m", str(model), *FLAGS) as host:
+            host.lines.wait_for("READY")
+            host.process.send_signal(number)
+            assert host.wait() == code
+            assert "Traceback" not in host.errors
+
+    def test_two_signals_at_once_are_one(self, model: Path) -> None:
+        with hosted(*SESSION, "-m", str(model), *FLAGS) as host:
+            begin_slowly(host)
+            for _ in range(20):
+                host.process.send_signal(signal.SIGINT)
+                time.sleep(0.01)
+            assert host.wait() == 130
+            assert host.finals[0][1]["cancelled"]
+
+    def test_a_second_signal_ends_a_session_that_nobody_reads(self, model: Path) -> None:
+        reading, writing = os.pipe()
+        with hosted(*SESSION, "-m", str(model), *FLAGS, stdout=writing) as host:
+            os.close(writing)
+            os.read(reading, 100)
+            host.send(*[{"cmd": "x" * 30}] * 5000)  # their errors fill the pipe
+            time.sleep(1)
+            host.process.send_signal(signal.SIGTERM)
+            time.sleep(1.3)
+            assert host.process.poll() is None
+            host.process.send_signal(signal.SIGTERM)
+            assert host.wait() == 143
+        os.close(reading)
+
+    def test_an_ignored_signal_stays_ignored(self, model: Path) -> None:
+        command = " ".join([*SESSION, "-m", str(model), *FLAGS])
+        with hosted("bash", "-c", f"trap '' INT; exec {command}") as host:
+            host.lines.wait_for("READY")
+            host.process.send_signal(signal.SIGINT)
+            time.sleep(0.2)
+            host.send(decide(1))
+            assert host.finish() == 0
+            assert host.finals[0][0] == "DECIDE"
+
+    def test_a_signal_while_opening(self, model: Path) -> None:
+        code = (
+            "import os, signal, sys, bmoe.cli.session as s\n"
+            "def send(self, fraction): os.kill(os.getpid(), signal.SIGTERM)\n"
+            "s._Loading.__call__ = send\n"
+            "from bmoe.cli.app import main\n"
+            "sys.exit(main())"
+        )
+        done = run(sys.executable, "-c", code, "session", "-m", str(model), *FLAGS)
+        assert done.returncode == 143
+        assert answers(done.stdout) == [("ERROR", {"id": None, "fatal": True, "msg": "stopped by SIGTERM"})]
+        assert done.stderr == b""
+
+    def test_the_reading_end_closes_in_mid_decide(self, model: Path) -> None:
+        reading, writing = os.pipe()
+        with hosted(*SESSION, "-m", str(model), *FLAGS, stdout=writing) as host:
+            os.close(writing)
+            host.send(SLOW)
+            while b"BMOE_BEGIN" not in os.read(reading, 1000):
+                pass
+            time.sleep(0.3)
+            os.close(reading)
+            closed = time.monotonic()
+            assert host.wait() == 0
+            assert time.monotonic() - closed < 5
+            assert host.errors == ""
+
+    def test_a_reader_of_one_line(self, model: Path) -> None:
+        command = " ".join([*SESSION, "-m", str(model), *FLAGS])
+        lines = "\n".join(json.dumps(decide(number)) for number in range(50))
+        done = run("bash", "-c", f"{command} | head -1; echo ${{PIPESTATUS[0]}}", data=lines.encode())
+        assert done.stdout.startswith(b"BMOE_")
+        assert done.stdout.endswith(b"\n0\n")
+        assert done.stderr == b""
+
+    def test_a_kill_leaves_whole_rows_and_no_process(self, model: Path, tmp_path: Path) -> None:
+        trace = tmp_path / "trace.csv"
+        with hosted(*SESSION, "-m", str(model), *FLAGS, "--csv", str(trace), start_new_session=True) as host:
+            host.lines.wait_for("READY")
+            group = host.process.pid
+            host.send(*(decide(number) for number in range(5)), generate("long", n_predict=100_000))
+            host.lines.wait_for("PROGRESS", 20)
+            host.process.kill()
+            assert host.wait() == -signal.SIGKILL
+        with pytest.raises(ProcessLookupError):
+            os.killpg(group, 0)
+        data = trace.read_bytes()
+        assert data.endswith(b"\n")
+        rows = list(csv.reader(data.decode("ascii").splitlines()))
+        assert tuple(rows[0]) == COLUMNS
+        assert all(len(row) == len(COLUMNS) for row in rows)
+        kinds = [row[COLUMNS.index("kind")] for row in rows[1:]]
+        assert kinds[:5] == ["decision"] * 5
+        assert len(kinds) >= 24
+        assert sorted(path.name for path in tmp_path.iterdir()) == ["trace.csv"]
+
+    def test_its_host_dies(self, model: Path) -> None:
+        """Both ends of its pipes close at once: it does not compute on for nobody."""
+        slow = json.dumps(SLOW).encode() + b"\n"
+        code = (
+            "import subprocess, sys, time, json\n"
+            f"child = subprocess.Popen({[*SESSION, '-m', str(model), *FLAGS]!r}, stdin=subprocess.PIPE, "
+            "stdout=subprocess.PIPE)\n"
+            f"child.stdin.write({slow!r}); child.stdin.flush()\n"
+            "while not child.stdout.readline().startswith(b'BMOE_BEGIN'): pass\n"
+            "print(child.pid, flush=True); time.sleep(100)"
+        )
+        host = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, env=environment(), cwd=ROOT)
+        assert host.stdout is not None
+        pid = int(host.stdout.readline())
+        host.kill()
+        host.wait(WAIT_S)
+        host.stdout.close()
+        deadline = time.monotonic() + 10
+        while _is_running(pid):
+            assert time.monotonic() < deadline, "it computes on"
+            time.sleep(0.02)
+
+
+def _is_running(pid: int) -> bool:
+    try:
+        return " Z " not in Path(f"/proc/{pid}/stat").read_text()
+    except (FileNotFoundError, ProcessLookupError):
+        return False
+
+
+class TestCancel:
+    def test_a_long_prompt_stops_soon_and_leaves_nothing(self, model: Path) -> None:
+        with hosted(*SESSION, "-m", str(model), *FLAGS) as host:
+            begin_slowly(host)
+            sent = time.monotonic()
+            host.send({"cmd": "cancel"})
+            host.lines.wait_for("DECIDE")
+            assert time.monotonic() - sent < 5
+            host.send(decide("after"))
+            assert host.finish() == 0
+            slow, after = (record for _, record in host.finals)
+        with hosted(*SESSION, "-m", str(model), *FLAGS) as host:
+            host.lines.wait_for("READY")
+            host.send(decide("fresh"))
+            assert host.finish() == 0
+            ((_, fresh),) = host.finals
+        assert slow["cancelled"]
+        assert slow["n_prefilled"] < slow["n_tokens"]
+        assert after["choice_logp"] == fresh["choice_logp"]
+        assert after["n_reused"] == 0
+
+    def test_a_turn_stops(self, model: Path) -> None:
+        with hosted(*SESSION, "-m", str(model), *FLAGS) as host:
+            host.lines.wait_for("READY")
+            host.send(generate(1, n_predict=1_000_000))
+            host.lines.wait_for("PROGRESS", 3)
+            host.send({"cmd": "cancel"})
+            host.lines.wait_for("DONE")
+            assert host.finish() == 0
+            ((_, done),) = host.finals
+            deltas = [record["delta_text"] for tag, record in host.parsed if tag == "PROGRESS"]
+        assert (done["cancelled"], done["ending"]) == (True, "cancelled")
+        assert "".join(deltas) == done["text"]
+
+    @pytest.mark.slow
+    def test_five_hundred_at_random_moments(self, model: Path) -> None:
+        """Around the end of a short decide: one end each, and the next request answers as a fresh session."""
+        plain = {"prefix": "", "suffix": "one two three " * 8}
+        with hosted(*SESSION, "-m", str(model), *FLAGS) as host:
+            host.lines.wait_for("READY")
+            started = time.monotonic()
+            host.send(decide("fresh", **plain, reuse_prefix=False))
+            host.lines.wait_for("DECIDE")
+            takes_s = time.monotonic() - started
+            random_ = random.Random(7)
+            for number in range(500):
+                host.send(decide(number, **plain, reuse_prefix=False))
+                time.sleep(takes_s * random_.uniform(0, 1.5))
+                host.send({"cmd": "cancel"})
+                host.lines.wait_for("DECIDE", 2 * number + 2)
+                host.send(decide(f"after {number}", **plain, reuse_prefix=False))
+                host.lines.wait_for("DECIDE", 2 * number + 3)
+            assert host.finish() == 0
+            (_, fresh), *others = host.finals
+        assert len(others) == 1000
+        assert all(record["choice_logp"] in ([], fresh["choice_logp"]) for _, record in others)
+        assert all(record["choice_logp"] == fresh["choice_logp"] for _, record in others[1::2])
+        n_cancelled = sum(record["cancelled"] for _, record in others)
+        assert 0 < n_cancelled < 500
+
+
+class TestOriginal:
+    def test_its_flags_start_a_session(self, model: Path) -> None:
+        flags = ["-m", str(model), "--chatml", "--moe-stream", "--session", "--decide", "--decide-prefix-cache=off"]
+        flags += ["-t", "1", "-c=512", "--ubatch", "64", "--io-threads", "4", "--cache-mb=100", "--cache-mb", "200"]
+        done = run(*ORIGINAL, *flags, data=json.dumps(decide(1)).encode())
+        assert done.returncode == 0
+        parsed = [(tag, record) for tag, record in answers(done.stdout) if tag != "LOAD"]
+        assert [tag for tag, _ in parsed] == ["READY", "BEGIN", "DECIDE"]
+        assert parsed[0][1]["n_ctx"] == 512
+        said = done.stderr.decode().splitlines()
+        assert len(said) == 4
+        for flag, line in zip(("--chatml", "--moe-stream", "--io-threads", "--cache-mb"), said, strict=True):
+            assert line.startswith(f"bmoe-cli: {flag} ")
+
+    @pytest.mark.parametrize(
+        ("arguments", "message"),
+        [
+            ("-m x.gguf", "only session mode exists"),
+            ("--session", "-m MODEL is missing"),
+            ("-m x.gguf --session --prefill-device npu", "--prefill-device cannot be had"),
+            ("-m x.gguf --session --prefill-device=npu", "--prefill-device cannot be had"),
+            ("-m x.gguf --session --decide-probe f", "--decide-probe cannot be had"),
+            ("-m x.gguf --session --n-expert-used 4", "--n-expert-used cannot be had"),
+            ("-m x.gguf --session --route-trace f", "'--route-trace' is unknown"),
+            ("-m x.gguf --session --decide=yes", "--decide takes no value"),
+            ("-m x.gguf --session -t", "-t needs a value"),
+            ("-m x.gguf --session prompt", "'prompt' is unknown"),
+            ("-m x.gguf --session -t many", "-t"),
+        ],
+    )
+    def test_what_it_refuses(self, arguments: str, message: str) -> None:
+        done = run(*ORIGINAL, *arguments.split())
+        assert done.returncode == 2
+        ((tag, record),) = answers(done.stdout)
+        assert (tag, record["fatal"]) == ("ERROR", True)
+        assert message in record["msg"]
+        assert message in done.stderr.decode()
+
+    def test_help(self) -> None:
+        for arguments in ([], ["--help"]):
+            done = run(*ORIGINAL, *arguments)
+            assert (done.returncode, done.stderr) == (0, b"")
+            assert done.stdout.startswith(b"usage: bmoe-cli")
