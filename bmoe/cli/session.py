@@ -86,8 +86,9 @@ def session(
     ] = None,
     decide: Annotated[bool, typer.Option("--decide", help="Accept decisions.")] = False,
     prefix_cache: Annotated[
-        str, typer.Option("--decide-prefix-cache", metavar="auto|on|off", help="Keep the state after a prefix.")
-    ] = "auto",
+        str | None,
+        typer.Option("--decide-prefix-cache", metavar="auto|on|off", help="Keep the state after a prefix. [auto]"),
+    ] = None,
     threads: Annotated[int, typer.Option("-t", "--threads", metavar="N", min=0, help="0: the CPUs there are.")] = 0,
     ctx_tokens: Annotated[
         int, typer.Option("-c", "--ctx", metavar="N", min=0, help="Context in tokens; 0: up to 4096.")
@@ -107,7 +108,7 @@ def session(
             flags = SessionFlags(
                 model=model,
                 decide=decide,
-                prefix_cache=prefix_cache,
+                prefix_cache=prefix_cache or "auto",
                 threads=threads,
                 ctx=ctx_tokens,
                 ubatch=ubatch,
@@ -117,6 +118,8 @@ def session(
                 progress=progress,
                 verbose=verbose,
             )
+        if prefix_cache is not None and not decide:
+            ctx.obj.note("bmoe session: --decide-prefix-cache does nothing without --decide")
         code = run(ctx.obj, flags, outlet, signals)
     except wire.Interrupted as interrupt:
         code = 128 + interrupt.number

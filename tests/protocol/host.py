@@ -4,6 +4,7 @@ import os
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -14,6 +15,8 @@ from tests.protocol.fake import WAIT_S, Lines, encoded, finals
 ROOT = Path(__file__).parents[2]
 SESSION = (sys.executable, "-m", "bmoe.cli", "session")
 ORIGINAL = (sys.executable, "-m", "bmoe.cli.original")
+FLAGS = ("--decide", "-c", "8192", "--ubatch", "32", "-t", "1")
+SLOW_TEXT = "x " * 3500
 
 
 def environment(**changes: str) -> dict[str, str]:
@@ -98,3 +101,28 @@ def hosted(*command: str, **options: Any) -> Iterator[Host]:
             if stream is not None:
                 with suppress(BrokenPipeError):
                     stream.close()
+
+
+def decide(request_id: Any, **fields: Any) -> dict[str, Any]:
+    return {"cmd": "decide", "id": request_id, "prefix": "one two ", "suffix": "three", "choices": ["A", "B"], **fields}
+
+
+def generate(request_id: Any, **fields: Any) -> dict[str, Any]:
+    return {"cmd": "generate", "id": request_id, "prompt": "hello", "n_predict": 5, **fields}
+
+
+def run(*command: str, data: bytes = b"", **options: Any) -> subprocess.CompletedProcess[bytes]:
+    return subprocess.run(
+        command, input=data, capture_output=True, timeout=WAIT_S, env=environment(), cwd=ROOT, check=False, **options
+    )
+
+
+SLOW = decide("slow", prefix=SLOW_TEXT)
+
+
+def begin_slowly(host: Host, n_begun: int = 1) -> None:
+    """A long decision, some way into its prefill."""
+    host.lines.wait_for("READY")
+    host.send(SLOW)
+    host.lines.wait_for("BEGIN", n_begun)
+    time.sleep(0.3)

@@ -9,41 +9,12 @@ import subprocess
 import sys
 import time
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from bmoe.trace import COLUMNS
 from tests.protocol.fake import WAIT_S, answers
-from tests.protocol.host import ORIGINAL, ROOT, SESSION, Host, environment, hosted
-
-FLAGS = ("--decide", "-c", "8192", "--ubatch", "32", "-t", "1")
-SLOW_TEXT = "x " * 3500
-
-
-def decide(request_id: Any, **fields: Any) -> dict[str, Any]:
-    return {"cmd": "decide", "id": request_id, "prefix": "one two ", "suffix": "three", "choices": ["A", "B"], **fields}
-
-
-def generate(request_id: Any, **fields: Any) -> dict[str, Any]:
-    return {"cmd": "generate", "id": request_id, "prompt": "hello", "n_predict": 5, **fields}
-
-
-SLOW = decide("slow", prefix=SLOW_TEXT)
-
-
-def run(*command: str, data: bytes = b"", **options: Any) -> subprocess.CompletedProcess[bytes]:
-    return subprocess.run(
-        command, input=data, capture_output=True, timeout=WAIT_S, env=environment(), cwd=ROOT, check=False, **options
-    )
-
-
-def begin_slowly(host: Host, n_begun: int = 1) -> None:
-    """A long decision, some way into its prefill."""
-    host.lines.wait_for("READY")
-    host.send(SLOW)
-    host.lines.wait_for("BEGIN", n_begun)
-    time.sleep(0.3)
+from tests.protocol.host import FLAGS, ROOT, SESSION, SLOW, begin_slowly, decide, environment, generate, hosted, run
 
 
 class TestServing:
@@ -83,75 +54,6 @@ class TestServing:
         assert b"decide 1:" in done.stderr
         assert b"generate 2:" in done.stderr
         assert len(done.stderr.splitlines()) > 10
-
-
-class TestStdout:
-    """Not one byte but the protocol's, whatever happens."""
-
-    @pytest.mark.parametrize(
-        ("arguments", "code", "message"),
-        [
-            (("-m", "/nowhere.gguf"), 1, "cannot open the model /nowhere.gguf"),
-            (("-m", str(ROOT / "README.md")), 1, ""),
-            (("-m", "no-such-name"), 2, "no-such-name"),
-            (("-m", "x.gguf", "--moe"), 2, "No such option: --moe"),
-            (("-m", "x.gguf", "-t", "many"), 2, "-t"),
-            (("-m", "x.gguf", "-t", "-1"), 2, "-t"),
-            (("-m",), 2, "-m"),
-            (("-m", "x.gguf", "extra"), 2, "extra"),
-            (("-m", "x.gguf", "--template", "/nowhere.jinja"), 2, "--template: cannot read '/nowhere.jinja'"),
-            (("-m", "x.gguf", "--csv", "/nowhere/x.csv"), 2, "--csv: cannot write /nowhere/x.csv"),
-            (("-m", "x.gguf", "--decide-prefix-cache", "perhaps"), 2, "prefix_cache must be one of"),
-        ],
-    )
-    def test_what_fails_at_the_start(self, arguments: tuple[str, ...], code: int, message: str) -> None:
-        done = run(*SESSION, *arguments)
-        assert done.returncode == code
-        ((tag, record),) = answers(done.stdout)
-        assert (tag, record["id"], record["fatal"]) == ("ERROR", None, True)
-        assert message in record["msg"]
-        assert b"Traceback" not in done.stderr
-        assert b"bmoe: " in done.stderr
-
-    def test_what_a_library_prints(self, model: Path) -> None:
-        code = (
-            "import os, subprocess, sys, warnings, bmoe.serve as serve\n"
-            "decided = serve.protocol.decided\n"
-            "def noisy(*args):\n"
-            "    print('printed'); os.write(1, b'written\\n'); warnings.warn('warned')\n"
-            "    subprocess.run(['echo', 'echoed'])\n"
-            "    return decided(*args)\n"
-            "serve.protocol.decided = noisy\n"
-            "from bmoe.cli.app import main\n"
-            "sys.exit(main())"
-        )
-        done = run(sys.executable, "-c", code, "session", "-m", str(model), *FLAGS, data=json.dumps(decide(1)).encode())
-        assert answers(done.stdout)[-1][0] == "DECIDE"
-        for word in (b"printed", b"written", b"warned", b"echoed"):
-            assert word in done.stderr
-
-    @pytest.mark.parametrize("closed", ["<&-", ">&-", "2>&-", "<&- 2>&-", "<&- >&- 2>&-"])
-    def test_closed_streams(self, model: Path, closed: str) -> None:
-        command = " ".join([*SESSION, "-m", str(model), *FLAGS])
-        done = run("bash", "-c", f"{command} {closed}", data=json.dumps(decide(1)).encode())
-        tags = [tag for tag, _ in answers(done.stdout) if tag != "LOAD"]
-        if ">&-" in closed.replace("2>&-", ""):
-            assert (done.returncode, tags) == (1, [])
-            assert b"Traceback" not in done.stderr
-        elif "<&-" in closed:
-            assert (done.returncode, tags) == (0, ["READY"])
-        else:
-            assert (done.returncode, tags) == (0, ["READY", "BEGIN", "DECIDE"])
-
-    def test_a_full_disk_behind_it(self, model: Path) -> None:
-        with open("/dev/full", "wb") as full:
-            process = subprocess.run(
-                [*SESSION, "-m", str(model), *FLAGS], stdin=subprocess.DEVNULL, stdout=full, stderr=subprocess.PIPE,
-                env=environment(), cwd=ROOT, check=False, timeout=WAIT_S,
-            )  # fmt: skip
-        assert process.returncode == 1
-        assert b"No space left" in process.stderr
-        assert b"Traceback" not in process.stderr
 
 
 class TestEnds:
@@ -356,48 +258,3 @@ class TestCancel:
         assert all(record["choice_logp"] == fresh["choice_logp"] for _, record in others[1::2])
         n_cancelled = sum(record["cancelled"] for _, record in others)
         assert 0 < n_cancelled < 500
-
-
-class TestOriginal:
-    def test_its_flags_start_a_session(self, model: Path) -> None:
-        flags = ["-m", str(model), "--chatml", "--moe-stream", "--session", "--decide", "--decide-prefix-cache=off"]
-        flags += ["-t", "1", "-c=512", "--ubatch", "64", "--io-threads", "4", "--cache-mb=100", "--cache-mb", "200"]
-        done = run(*ORIGINAL, *flags, data=json.dumps(decide(1)).encode())
-        assert done.returncode == 0
-        parsed = [(tag, record) for tag, record in answers(done.stdout) if tag != "LOAD"]
-        assert [tag for tag, _ in parsed] == ["READY", "BEGIN", "DECIDE"]
-        assert parsed[0][1]["n_ctx"] == 512
-        said = done.stderr.decode().splitlines()
-        assert len(said) == 4
-        for flag, line in zip(("--chatml", "--moe-stream", "--io-threads", "--cache-mb"), said, strict=True):
-            assert line.startswith(f"bmoe-cli: {flag} ")
-
-    @pytest.mark.parametrize(
-        ("arguments", "message"),
-        [
-            ("-m x.gguf", "only session mode exists"),
-            ("--session", "-m MODEL is missing"),
-            ("-m x.gguf --session --prefill-device npu", "--prefill-device cannot be had"),
-            ("-m x.gguf --session --prefill-device=npu", "--prefill-device cannot be had"),
-            ("-m x.gguf --session --decide-probe f", "--decide-probe cannot be had"),
-            ("-m x.gguf --session --n-expert-used 4", "--n-expert-used cannot be had"),
-            ("-m x.gguf --session --route-trace f", "'--route-trace' is unknown"),
-            ("-m x.gguf --session --decide=yes", "--decide takes no value"),
-            ("-m x.gguf --session -t", "-t needs a value"),
-            ("-m x.gguf --session prompt", "'prompt' is unknown"),
-            ("-m x.gguf --session -t many", "-t"),
-        ],
-    )
-    def test_what_it_refuses(self, arguments: str, message: str) -> None:
-        done = run(*ORIGINAL, *arguments.split())
-        assert done.returncode == 2
-        ((tag, record),) = answers(done.stdout)
-        assert (tag, record["fatal"]) == ("ERROR", True)
-        assert message in record["msg"]
-        assert message in done.stderr.decode()
-
-    def test_help(self) -> None:
-        for arguments in ([], ["--help"]):
-            done = run(*ORIGINAL, *arguments)
-            assert (done.returncode, done.stderr) == (0, b"")
-            assert done.stdout.startswith(b"usage: bmoe-cli")

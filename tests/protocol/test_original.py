@@ -1,0 +1,55 @@
+"""bmoe-cli: the original's flags."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from tests.protocol.fake import answers
+from tests.protocol.host import ORIGINAL, decide, run
+
+
+def test_its_flags_start_a_session(model: Path) -> None:
+    flags = ["-m", str(model), "--chatml", "--moe-stream", "--session", "--decide", "--decide-prefix-cache=off"]
+    flags += ["-t", "1", "-c=512", "--ubatch", "64", "--io-threads", "4", "--cache-mb=100", "--cache-mb", "200"]
+    done = run(*ORIGINAL, *flags, data=json.dumps(decide(1)).encode())
+    assert done.returncode == 0
+    parsed = [(tag, record) for tag, record in answers(done.stdout) if tag != "LOAD"]
+    assert [tag for tag, _ in parsed] == ["READY", "BEGIN", "DECIDE"]
+    assert parsed[0][1]["n_ctx"] == 512
+    said = done.stderr.decode().splitlines()
+    assert len(said) == 4
+    for flag, line in zip(("--chatml", "--moe-stream", "--io-threads", "--cache-mb"), said, strict=True):
+        assert line.startswith(f"bmoe-cli: {flag} ")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ("-m x.gguf", "only session mode exists"),
+        ("--session", "-m MODEL is missing"),
+        ("-m x.gguf --session --prefill-device npu", "--prefill-device cannot be had"),
+        ("-m x.gguf --session --prefill-device=npu", "--prefill-device cannot be had"),
+        ("-m x.gguf --session --decide-probe f", "--decide-probe cannot be had"),
+        ("-m x.gguf --session --n-expert-used 4", "--n-expert-used cannot be had"),
+        ("-m x.gguf --session --route-trace f", "'--route-trace' is unknown"),
+        ("-m x.gguf --session --decide=yes", "--decide takes no value"),
+        ("-m x.gguf --session -t", "-t needs a value"),
+        ("-m x.gguf --session prompt", "'prompt' is unknown"),
+        ("-m x.gguf --session -t many", "-t"),
+    ],
+)
+def test_what_it_refuses(arguments: str, message: str) -> None:
+    done = run(*ORIGINAL, *arguments.split())
+    assert done.returncode == 2
+    ((tag, record),) = answers(done.stdout)
+    assert (tag, record["fatal"]) == ("ERROR", True)
+    assert message in record["msg"]
+    assert message in done.stderr.decode()
+
+
+def test_help() -> None:
+    for arguments in ([], ["--help"]):
+        done = run(*ORIGINAL, *arguments)
+        assert (done.returncode, done.stderr) == (0, b"")
+        assert done.stdout.startswith(b"usage: bmoe-cli")
