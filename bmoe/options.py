@@ -21,12 +21,15 @@ def lettered(
 ) -> DecideRequest:
     """The question as the prefix, the labelled options as the suffix, the labels as the choices.
 
-    Raises: Refused, for values of a wrong type, no options, and more options than there are labels.
+    Raises: Refused, for values of a wrong type, no options, a blank one, and more options than there are labels.
     """
     check_text("question", question)
     texts = checked_texts("options", options)
     if not texts:
         raise Refused("options is empty: there is nothing to decide between")
+    for index, text in enumerate(texts):
+        if not text.strip():
+            raise Refused(f"options[{index}] is blank: an answer needs a text to be chosen by")
     # Without a template the answer continues the line "Answer:", and a model writes a blank there, as part of the
     # label's token. Where that is no single token, the tokenizer puts the blank before every text itself.
     lead = " " if not template and len(tokenize(" A")) == 1 else ""

@@ -267,22 +267,76 @@ class Engine:
 
         Raises: ArgumentError, TooLongError, KeyboardInterrupt; EngineError when llama.cpp failed.
         """
-        f, c = ffi(), lib()
         raw = self._tokens(tokens)
-        before = self.counters()
+
+        def prefill(handle: Any, spent: Any) -> int:
+            return int(lib().bmoe_prefill(handle, ffi().from_buffer("int32_t[]", raw), len(raw), spent))
+
+        return self._prefilled(prefill)
+
+    def prefill_rows(self, tokens: Sequence[int]) -> tuple[PrefillResult, Float32Array]:
+        """Compute at most max_rows tokens in one piece, with the logits after each of them.
+
+        Shapes: tokens [n] → rows float32 [n, n_vocab], meaningless when cancelled.
+        Raises: as prefill().
+        """
+        raw = self._tokens(tokens)
+        rows = np.empty((len(raw), self.info.n_vocab), np.float32)
+
+        def prefill(handle: Any, spent: Any) -> int:
+            f = ffi()
+            tokens_in, rows_out = f.from_buffer("int32_t[]", raw), f.from_buffer("float[]", rows)
+            return int(lib().bmoe_prefill_rows(handle, tokens_in, len(raw), rows_out, rows.size, spent))
+
+        return self._prefilled(prefill), rows
+
+    @property
+    def max_rows(self) -> int:
+        """Most tokens of one prefill_rows()."""
+        return min(int(lib().BMOE_MAX_ROWS), self.info.n_ubatch)
+
+    def _prefilled(self, call: Callable[[Any, Any], int]) -> PrefillResult:
+        f, c = ffi(), lib()
+        spent = f.new("bmoe_counters *")
+        spent.size_bytes = f.sizeof("bmoe_counters")
         with self._in_use() as handle:
-            status = c.bmoe_prefill(handle, f.from_buffer("int32_t[]", raw), len(raw))
+            status = call(handle, spent)
             self._hooks.reraise()
             cancelled = status == c.BMOE_E_CANCELLED
             if not cancelled:
                 check(status, handle)
-        after = self.counters()
         return PrefillResult(
             cancelled=cancelled,
-            n_tokens=after.n_prefill_tokens - before.n_prefill_tokens,
-            prefill_s=after.prefill_s - before.prefill_s,
-            prefill_cpu_s=after.prefill_cpu_s - before.prefill_cpu_s,
+            n_tokens=spent.n_prefill_tokens,
+            prefill_s=spent.prefill_s,
+            prefill_cpu_s=spent.prefill_cpu_s,
+            n_major_faults=spent.n_major_faults,
         )
+
+    def start_sampling(
+        self, *, temperature: float = 0.0, top_k: int = 0, top_p: float = 1.0, min_p: float = 0.0, seed: int = 0
+    ) -> None:
+        """How sample() chooses from here on; equal seeds give equal draws from equal logits. The default is greedy.
+
+        Raises: ArgumentError.
+        """
+        f = ffi()
+        raw = f.new("bmoe_sampling *")
+        raw.size_bytes = f.sizeof("bmoe_sampling")
+        raw.temperature, raw.top_p, raw.min_p = temperature, top_p, min_p
+        try:
+            raw.top_k, raw.seed = top_k, seed
+        except OverflowError as error:
+            raise errors.ArgumentError(f"top_k {top_k} or seed {seed} is out of range") from error
+        with self._in_use() as handle:
+            check(lib().bmoe_sampling_start(handle, raw), handle)
+
+    def sample(self) -> int:
+        """A token drawn from the last logits; the state does not move. Raises: StateError, LogitsError."""
+        token = ffi().new("int32_t *")
+        with self._in_use() as handle:
+            check(lib().bmoe_sample(handle, token), handle)
+        return int(token[0])
 
     def logits(self) -> Float32Array:
         """Logits of the last prefilled token: float32 [n_vocab], unnormalised, a copy.

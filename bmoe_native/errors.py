@@ -45,6 +45,10 @@ class StateError(EngineError):
     """A saved state that does not belong here, or no logits to read yet."""
 
 
+class LogitsError(EngineError):
+    """The logits are no distribution: the model or its file is broken. Nothing changed."""
+
+
 class UnsupportedError(EngineError):
     """This model's memory cannot do that. Nothing changed."""
 

@@ -52,6 +52,7 @@ class PrefillResult:
     n_tokens: int
     prefill_s: float
     prefill_cpu_s: float
+    n_major_faults: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

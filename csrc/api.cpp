@@ -60,7 +60,10 @@ int32_t guard(const bmoe_engine *handle, Body &&body) {
 class Busy {
   public:
     explicit Busy(Engine &engine) : engine_(engine), outer_(running) {
-        if (engine.busy.exchange(true)) throw Error(BMOE_E_BUSY, "another call is running on this engine");
+        if (engine.busy.exchange(true)) {
+            if (engine.closing) throw Error(BMOE_E_CLOSED, "the engine is being closed");
+            throw Error(BMOE_E_BUSY, "another call is running on this engine");
+        }
         running = &engine;
     }
     ~Busy() {
@@ -146,6 +149,48 @@ bmoe_open_params checked_params(const bmoe_open_params *given) {
     return params;
 }
 
+// Run a prefill and hand its costs out, also those of a cancelled one.
+template <class Body>
+void spending(bmoe_counters *spent, Body &&body) {
+    if (spent && spent->size_bytes != sizeof *spent)
+        fail(BMOE_E_ARGUMENT, "spent->size_bytes is %zu, expected %zu", spent->size_bytes, sizeof *spent);
+    try {
+        const bmoe_counters costs = body();
+        if (spent) *spent = costs;
+    } catch (const bmoe::Cancelled &cancelled) {
+        if (spent) *spent = cancelled.spent;
+        throw;
+    }
+}
+
+std::vector<llama_token> checked_prompt(const Engine &engine, const int32_t *tokens, size_t n_tokens) {
+    engine.require_context();
+    if (n_tokens > 0) require(tokens, "tokens");
+    const auto n_ctx = static_cast<size_t>(engine.info().n_ctx);
+    if (n_tokens > n_ctx) fail(BMOE_E_TOO_LONG, "%zu tokens are more than the context of %zu", n_tokens, n_ctx);
+    return {tokens, tokens + n_tokens};
+}
+
+void check_share(float value, float low, float high, const char *name) {
+    if (!(value >= low && value <= high)) {
+        fail(BMOE_E_ARGUMENT, "%s is %g, allowed are %g to %g", name, double{value}, double{low}, double{high});
+    }
+}
+
+bmoe_sampling checked_sampling(const bmoe_sampling *given) {
+    bmoe_sampling sampling;
+    bmoe_sampling_init(&sampling);
+    if (!given) return sampling;
+    if (given->size_bytes != sizeof sampling)
+        fail(BMOE_E_ARGUMENT, "sampling->size_bytes is %zu, expected %zu", given->size_bytes, sizeof sampling);
+    sampling = *given;
+    check_share(sampling.temperature, 0.0f, 100.0f, "temperature");
+    checked_range(sampling.top_k, 0, INT32_MAX, "top_k");
+    check_share(sampling.top_p, 0.0f, 1.0f, "top_p");
+    check_share(sampling.min_p, 0.0f, 1.0f, "min_p");
+    return sampling;
+}
+
 std::vector<bmoe::Message> checked_messages(const bmoe_message *messages, size_t n_messages) {
     if (n_messages == 0) fail(BMOE_E_ARGUMENT, "there are no messages to render");
     require(messages, "messages");
@@ -205,6 +250,7 @@ void bmoe_close(bmoe_engine *handle) {
     guard(handle, [&] {
         const std::shared_ptr<Engine> engine = bmoe::remove_handle(handle);
         if (!engine) return;
+        engine->closing = true;
         engine->request_cancel();
         // From a hook the call that runs it still holds the engine, and frees it when it ends.
         if (running == engine.get()) return;
@@ -298,13 +344,39 @@ int32_t bmoe_token_attr(bmoe_engine *handle, int32_t token) {
     return status == BMOE_OK ? bits : status;
 }
 
-int32_t bmoe_prefill(bmoe_engine *handle, const int32_t *tokens, size_t n_tokens) {
+int32_t bmoe_prefill(bmoe_engine *handle, const int32_t *tokens, size_t n_tokens, bmoe_counters *spent) {
     return with_engine(handle, [&](Engine &engine) {
-        engine.require_context();
-        if (n_tokens > 0) require(tokens, "tokens");
-        const auto n_ctx = static_cast<size_t>(engine.info().n_ctx);
-        if (n_tokens > n_ctx) fail(BMOE_E_TOO_LONG, "%zu tokens are more than the context of %zu", n_tokens, n_ctx);
-        engine.prefill({tokens, tokens + n_tokens});
+        spending(spent, [&] { return engine.prefill(checked_prompt(engine, tokens, n_tokens)); });
+    });
+}
+
+int32_t bmoe_prefill_rows(bmoe_engine *handle, const int32_t *tokens, size_t n_tokens, float *rows, size_t rows_cap,
+                          bmoe_counters *spent) {
+    return with_engine(handle, [&](Engine &engine) {
+        const auto prompt = checked_prompt(engine, tokens, n_tokens);
+        const size_t n_floats = n_tokens * static_cast<size_t>(engine.info().n_vocab);
+        if (n_floats > rows_cap)
+            fail(BMOE_E_TOO_SMALL, "rows has room for %zu floats, %zu are needed", rows_cap, n_floats);
+        if (n_floats > 0) require(rows, "rows");
+        spending(spent, [&] { return engine.prefill_rows(prompt, rows); });
+    });
+}
+
+void bmoe_sampling_init(bmoe_sampling *sampling) {
+    if (!sampling) return;
+    *sampling = bmoe_sampling{};
+    sampling->size_bytes = sizeof *sampling;
+    sampling->top_p = 1.0f;
+}
+
+int32_t bmoe_sampling_start(bmoe_engine *handle, const bmoe_sampling *sampling) {
+    return with_engine(handle, [&](Engine &engine) { engine.start_sampling(checked_sampling(sampling)); });
+}
+
+int32_t bmoe_sample(bmoe_engine *handle, int32_t *token) {
+    return with_engine(handle, [&](Engine &engine) {
+        require(token, "token");
+        *token = engine.sample();
     });
 }
 

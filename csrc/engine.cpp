@@ -142,12 +142,15 @@ void Engine::create_context(const bmoe_open_params &params) {
     context.n_ctx = static_cast<uint32_t>(info_.n_ctx);
     context.n_batch = static_cast<uint32_t>(info_.n_ubatch);
     context.n_ubatch = static_cast<uint32_t>(info_.n_ubatch);
-    context.n_outputs_max = 1;
+    context.n_outputs_max = static_cast<uint32_t>(std::min<int32_t>(BMOE_MAX_ROWS, info_.n_ubatch));
+    context.n_outputs_max_per_seq = context.n_outputs_max;
     context.swa_full = false;  // a window is kept as a window
     context.n_threads = info_.n_threads;
     context.n_threads_batch = info_.n_threads;
     context.type_k = params.kv_type == BMOE_KV_F32 ? GGML_TYPE_F32 : GGML_TYPE_F16;
     context.type_v = context.type_k;
+    // Flash attention rounds K and V to F16 whatever they are kept as.
+    if (params.kv_type == BMOE_KV_F32) context.flash_attn_type = LLAMA_FLASH_ATTN_TYPE_DISABLED;
     context.abort_callback = should_stop;
     context.abort_callback_data = this;
     log_.first_error.clear();

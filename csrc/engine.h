@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "bmoe.h"
+#include "error.h"
 #include "ggml-cpu.h"
 #include "llama.h"
 #include "log.h"
@@ -27,6 +28,17 @@ struct FreeThreads {
     void operator()(ggml_threadpool *threads) const { ggml_threadpool_free(threads); }
 };
 
+struct FreeSampler {
+    void operator()(llama_sampler *sampler) const { llama_sampler_free(sampler); }
+};
+
+// A cancelled prefill: what it had added to the counters comes with it.
+struct Cancelled : Error {
+    bmoe_counters spent;
+    explicit Cancelled(const bmoe_counters &spent_)
+        : Error(BMOE_E_CANCELLED, "the prefill was cancelled"), spent(spent_) {}
+};
+
 class Engine {
   public:
     // Throws Error. params is complete (defaults filled in by the caller).
@@ -43,15 +55,20 @@ class Engine {
     LogSink *log() { return &log_; }
 
     // prefill.cpp
-    void prefill(const std::vector<llama_token> &tokens);
+    bmoe_counters prefill(const std::vector<llama_token> &tokens);  // what it added to the counters
+    bmoe_counters prefill_rows(const std::vector<llama_token> &tokens, float *rows);
     int32_t position() const { return position_; }
     const float *logits() const;  // [n_vocab], valid until the next call that moves the state
     void request_cancel() { cancel_ = true; }
     void clear_cancel() { cancel_ = false; }
 
+    // sample.cpp
+    void start_sampling(const bmoe_sampling &sampling);
+    llama_token sample();
+
     // state.cpp
     size_t state_size() const;
-    size_t save_state(void *bytes, size_t capacity) const;
+    size_t save_state(void *bytes, size_t capacity);
     void load_state(const void *bytes, size_t n_bytes);
     void drop_state();
     void keep_state(int32_t n_tokens);
@@ -60,6 +77,7 @@ class Engine {
     void require_context() const;
 
     std::atomic<bool> busy{false};  // while a call runs; a closed engine stays so
+    std::atomic<bool> closing{false};
 
   private:
     void load_model(const std::string &path, const bmoe_open_params &params);
@@ -68,7 +86,11 @@ class Engine {
     void fill_info();
 
     bool trim(int32_t n_tokens);
-    void decode(llama_token *tokens, int32_t n_tokens, bool last);
+    void replace_memory(const uint8_t *payload, size_t n_bytes, int32_t position);
+    enum class Rows { none, last, all };
+    void check_tokens(const std::vector<llama_token> &tokens) const;
+    bmoe_counters compute(const std::vector<llama_token> &tokens, Rows rows);
+    void decode(llama_token *tokens, int32_t n_tokens, Rows rows);
     void undo_prefill(int32_t position);
     static bool should_stop(void *engine);
 
@@ -81,6 +103,7 @@ class Engine {
     std::unique_ptr<llama_context, FreeContext> context_;
     std::unique_ptr<SpecialTokens> specials_;
     std::unique_ptr<ChatTemplate> template_;
+    std::unique_ptr<llama_sampler, FreeSampler> sampler_;
 
     bmoe_poll_fn poll_ = nullptr;
     void *poll_user_ = nullptr;

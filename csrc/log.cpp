@@ -64,6 +64,7 @@ void install_log_router() {
 }
 
 LogScope::LogScope(LogSink *sink) : outer_(current_sink) { current_sink = sink; }
+LogSink *current_log() { return current_sink; }
 LogScope::~LogScope() { current_sink = outer_; }
 
 }  // namespace bmoe

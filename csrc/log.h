@@ -32,6 +32,9 @@ class LogScope {
     LogSink *outer_;
 };
 
+// The sink of this thread's innermost scope, for work that is handed to another thread; may be null.
+LogSink *current_log();
+
 void log_line(LogSink &sink, int32_t level, const std::string &line);
 
 }  // namespace bmoe

@@ -11,6 +11,8 @@
 #include <cstring>
 #include <memory>
 #include <set>
+#include <string_view>
+#include <unordered_set>
 
 #include "error.h"
 #include "gguf.h"
@@ -19,6 +21,10 @@
 namespace bmoe {
 
 namespace {
+
+// Source: LLAMA_MAX_LAYERS and LLAMA_MAX_EXPERTS of llama.cpp's llama-hparams.h.
+constexpr int64_t MAX_LAYERS = 512;
+constexpr int64_t MAX_EXPERTS = 1024;
 
 using Gguf = std::unique_ptr<gguf_context, decltype(&gguf_free)>;
 
@@ -198,6 +204,35 @@ int64_t kv_bytes_per_token(const gguf_context *gguf, const std::string &arch) {
     return number_of(gguf, arch + ".block_count", 0) * n_head_kv * (key + value) * 2;
 }
 
+// Refuse what llama.cpp would meet with an assertion, which ends the process.
+void check_consistent(const gguf_context *gguf, const std::string &path, const std::string &arch) {
+    const int64_t n_layer = number_of(gguf, arch + ".block_count", 1);
+    const int64_t n_expert = number_of(gguf, arch + ".expert_count", 0);
+    const int64_t n_used = number_of(gguf, arch + ".expert_used_count", 1);  // may be a list, one for each layer
+    if (n_layer < 1 || n_layer > MAX_LAYERS) {
+        fail(BMOE_E_MODEL, "%s is damaged: it says it has %" PRId64 " layers, possible are 1 to %" PRId64,
+             legible(path).c_str(), n_layer, MAX_LAYERS);
+    }
+    if (n_expert < 0 || n_expert > MAX_EXPERTS || (n_expert > 0 && (n_used < 1 || n_used > n_expert))) {
+        fail(BMOE_E_MODEL, "%s is damaged: it says it uses %" PRId64 " of %" PRId64 " experts", legible(path).c_str(),
+             n_used, n_expert);
+    }
+    const int64_t list = gguf_find_key(gguf, "tokenizer.ggml.tokens");
+    if (list < 0 || gguf_get_kv_type(gguf, list) != GGUF_TYPE_ARRAY ||
+        gguf_get_arr_type(gguf, list) != GGUF_TYPE_STRING)
+        return;
+    std::unordered_set<std::string_view> seen;
+    const size_t n_tokens = gguf_get_arr_n(gguf, list);
+    seen.reserve(n_tokens);
+    for (size_t i = 0; i < n_tokens; ++i) {
+        const std::string_view token = gguf_get_arr_str(gguf, list, i);
+        if (!token.empty() && !seen.insert(token).second) {
+            fail(BMOE_E_MODEL, "%s is damaged: its vocabulary holds \"%s\" twice", legible(path).c_str(),
+                 legible(std::string(token)).c_str());
+        }
+    }
+}
+
 // Mix the metadata and 16 pages spread over the weights.
 void mix_file(uint64_t &hash, const gguf_context *gguf, const File &file) {
     const auto data = static_cast<int64_t>(gguf_get_data_offset(gguf));
@@ -222,6 +257,7 @@ ModelFile inspect_model(const std::string &path) {
     const int count = static_cast<int>(number_of(gguf.get(), "split.count", 1));
     model.shards = count > 1 ? shard_paths(path, no, count) : std::vector<std::string>{path};
     check_language_model(gguf.get(), path, model.arch);
+    check_consistent(gguf.get(), path, model.arch);
     model.n_expert = static_cast<int32_t>(number_of(gguf.get(), model.arch + ".expert_count", 0));
     model.n_expert_used = static_cast<int32_t>(number_of(gguf.get(), model.arch + ".expert_used_count", 0));
     model.kv_bytes_per_token = kv_bytes_per_token(gguf.get(), model.arch);

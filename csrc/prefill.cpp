@@ -22,15 +22,15 @@ bool Engine::should_stop(void *self) {
     return engine->cancel_;
 }
 
-// One piece. `last` asks for the logits of its last token.
-void Engine::decode(llama_token *tokens, int32_t n_tokens, bool last) {
+// One piece, with the logits of its last token, of all, or of none.
+void Engine::decode(llama_token *tokens, int32_t n_tokens, Rows rows) {
     std::vector<llama_pos> positions(static_cast<size_t>(n_tokens));
     std::vector<int32_t> n_seqs(static_cast<size_t>(n_tokens), 1);
-    std::vector<int8_t> wanted(static_cast<size_t>(n_tokens), 0);
+    std::vector<int8_t> wanted(static_cast<size_t>(n_tokens), rows == Rows::all ? 1 : 0);
     llama_seq_id sequence = 0;
     std::vector<llama_seq_id *> sequences(static_cast<size_t>(n_tokens), &sequence);
     for (int32_t i = 0; i < n_tokens; ++i) positions[static_cast<size_t>(i)] = position_ + i;
-    wanted.back() = last ? 1 : 0;
+    wanted.back() = rows == Rows::none ? 0 : 1;
     llama_batch batch{n_tokens, tokens, nullptr, positions.data(), n_seqs.data(), sequences.data(), wanted.data()};
     log_.first_error.clear();
     const int32_t status = llama_decode(context_.get(), batch);
@@ -51,8 +51,7 @@ void Engine::undo_prefill(int32_t position) {
     if (position == 0 || !trim(position)) drop_state();
 }
 
-void Engine::prefill(const std::vector<llama_token> &tokens) {
-    require_context();
+void Engine::check_tokens(const std::vector<llama_token> &tokens) const {
     const auto n_vocab = static_cast<llama_token>(info_.n_vocab);
     if (tokens.empty()) fail(BMOE_E_ARGUMENT, "there are no tokens to prefill");
     for (size_t i = 0; i < tokens.size(); ++i) {
@@ -64,20 +63,45 @@ void Engine::prefill(const std::vector<llama_token> &tokens) {
         fail(BMOE_E_TOO_LONG, "%zu tokens after the %d in the state are more than the context of %d", tokens.size(),
              position_, info_.n_ctx);
     }
+}
 
+bmoe_counters Engine::prefill(const std::vector<llama_token> &tokens) {
+    require_context();
+    check_tokens(tokens);
+    return compute(tokens, Rows::last);
+}
+
+bmoe_counters Engine::prefill_rows(const std::vector<llama_token> &tokens, float *rows) {
+    require_context();
+    check_tokens(tokens);
+    const auto limit = static_cast<size_t>(std::min<int32_t>(BMOE_MAX_ROWS, info_.n_ubatch));
+    if (tokens.size() > limit)
+        fail(BMOE_E_ARGUMENT, "%zu tokens, and rows are given for at most %zu at once", tokens.size(), limit);
+    const bmoe_counters spent = compute(tokens, Rows::all);
+    const auto n_vocab = static_cast<size_t>(info_.n_vocab);
+    for (size_t i = 0; i < tokens.size(); ++i) {
+        const float *row = llama_get_logits_ith(context_.get(), static_cast<int32_t>(i));
+        if (!row) fail(BMOE_E_INTERNAL, "llama.cpp has no logits for token %zu", i);
+        std::copy(row, row + n_vocab, rows + i * n_vocab);
+    }
+    return spent;
+}
+
+bmoe_counters Engine::compute(const std::vector<llama_token> &tokens, Rows rows) {
     const int32_t begin = position_;
+    const bmoe_counters before = counters_;
+    std::vector<llama_token> copy = tokens;
     const auto start = Clock::now();
-    const os::Usage before = os::process_usage();
+    const os::Usage usage_before = os::process_usage();
     std::string failure;
     bool cancelled = false;
-    std::vector<llama_token> copy = tokens;
     has_logits_ = false;
     last_poll_ = start;
     try {
         for (size_t at = 0; at < copy.size();) {
             if (cancel_) throw Error(BMOE_E_CANCELLED, "the prefill was cancelled");
             const size_t n = std::min(copy.size() - at, static_cast<size_t>(info_.n_ubatch));
-            decode(copy.data() + at, static_cast<int32_t>(n), at + n == copy.size());
+            decode(copy.data() + at, static_cast<int32_t>(n), at + n == copy.size() ? rows : Rows::none);
             at += n;
         }
         has_logits_ = true;
@@ -87,19 +111,26 @@ void Engine::prefill(const std::vector<llama_token> &tokens) {
     } catch (const std::exception &error) {
         failure = error.what();
     }
-    const os::Usage after = os::process_usage();
+    const os::Usage usage = os::process_usage();
     counters_.prefill_s += std::chrono::duration<double>(Clock::now() - start).count();
-    counters_.prefill_cpu_s += after.cpu_s - before.cpu_s;
-    counters_.n_major_faults += after.n_major_faults - before.n_major_faults;
+    counters_.prefill_cpu_s += usage.cpu_s - usage_before.cpu_s;
+    counters_.n_major_faults += usage.n_major_faults - usage_before.n_major_faults;
     if (!failure.empty()) {
         broken_ = failure;
         fail(BMOE_E_INTERNAL, "%s", failure.c_str());
     }
+    const bmoe_counters spent{sizeof spent,
+                              counters_.n_prefill_tokens - before.n_prefill_tokens,
+                              counters_.n_graphs - before.n_graphs,
+                              counters_.prefill_s - before.prefill_s,
+                              counters_.prefill_cpu_s - before.prefill_cpu_s,
+                              counters_.n_major_faults - before.n_major_faults};
     if (cancelled) {
         cancel_ = false;
         undo_prefill(begin);
-        throw Error(BMOE_E_CANCELLED, "the prefill was cancelled");
+        throw Cancelled(spent);
     }
+    return spent;
 }
 
 const float *Engine::logits() const {

@@ -1,14 +1,20 @@
 #include "render.h"
 
 #include <algorithm>
+#include <cctype>
 #include <ctime>
+#include <stdexcept>
 #include <utility>
 
 #include "chat.h"
 #include "error.h"
 #include "jinja/caps.h"
+#include "jinja/lexer.h"
 #include "jinja/parser.h"
 #include "jinja/runtime.h"
+#include "log.h"
+#include "os/heap_budget.h"
+#include "os/stack.h"
 
 namespace bmoe {
 
@@ -28,6 +34,64 @@ constexpr std::pair<const char *, const char *> USUAL_TAGS[] = {
     {"[THINK]", "[/THINK]"},           {"<|START_THINKING|>", "<|END_THINKING|>"},
     {"<seed:think>", "</seed:think>"},
 };
+
+constexpr size_t MAX_TEMPLATE_BYTES = 1 << 20;
+constexpr size_t MAX_TAG_WORDS = 1024;  // within the brackets of one {{ }} or {% %}
+constexpr size_t MAX_DEPTH = 200;       // of blocks in blocks
+constexpr size_t PARSE_STACK = 64 << 20;
+
+// llama.cpp's engine bounds neither loops nor recursion, and a template comes with a file from anywhere. These are far
+// above what its own templates and long chats take: tests/csrc/test_render.cpp.
+os::HeapBudget::Limits to_learn(size_t template_bytes) {
+    return {size_t{2} << 30, 10'000'000, (1 << 20) + 128 * template_bytes, 1 << 20};
+}
+
+os::HeapBudget::Limits to_render(const std::vector<Message> &messages) {
+    size_t content = 0;
+    for (const Message &message : messages) content += message.content.size();
+    const size_t n = messages.size();
+    return {(256 << 20) + n * (8 << 20) + 256 * content, 2'000'000 + n * 50'000 + n * n * 500,
+            (1 << 20) + n * 1024 + 16 * content, 1 << 20};
+}
+
+bool opens_block(const std::vector<jinja::token> &tokens, size_t at) {
+    const std::string &name = tokens[at].value;
+    if (name != "set") return name == "if" || name == "for" || name == "macro" || name == "call" || name == "filter";
+    for (; at < tokens.size() && tokens[at].t != jinja::token::close_statement; ++at)
+        if (tokens[at].t == jinja::token::equals) return false;
+    return true;
+}
+
+bool closes_block(const std::string &name) {
+    return name == "endif" || name == "endfor" || name == "endmacro" || name == "endcall" || name == "endfilter" ||
+           name == "endset";
+}
+
+// Throws where the parser would recurse deep: it does so for each bracket and block, before it allocates anything.
+void check_depth(const std::vector<jinja::token> &tokens) {
+    size_t words = 0, depth = 0;
+    std::vector<size_t> blocks;  // how much each open block adds: an elif is a block within its if
+    for (size_t i = 0; i < tokens.size(); ++i) {
+        const auto type = tokens[i].t;
+        const bool opens = type == jinja::token::open_statement || type == jinja::token::open_expression;
+        words = opens || type == jinja::token::text ? 0 : words + 1;
+        if (words > MAX_TAG_WORDS)
+            throw std::runtime_error("one of its tags is over " + std::to_string(MAX_TAG_WORDS) + " words long");
+        if (type != jinja::token::open_statement || i + 1 == tokens.size()) continue;
+        if (closes_block(tokens[i + 1].value) && !blocks.empty()) {
+            depth -= blocks.back();
+            blocks.pop_back();
+        } else if (opens_block(tokens, i + 1)) {
+            blocks.push_back(1);
+            ++depth;
+        } else if (tokens[i + 1].value == "elif" && !blocks.empty()) {
+            ++blocks.back();
+            ++depth;
+        }
+        if (depth > MAX_DEPTH)
+            throw std::runtime_error("its blocks are nested over " + std::to_string(MAX_DEPTH) + " deep");
+    }
+}
 
 // What the engine threw, cut to the template's own words: the message after its last "Error: ", on one line.
 std::string reason_of(const std::exception &error) {
@@ -59,6 +123,14 @@ jinja::value content_of(const std::string &content, const jinja::caps &caps) {
     return parts;
 }
 
+jinja::value message_of(const std::string &role, const jinja::value &content) {
+    auto object = jinja::mk_val<jinja::value_object>();
+    // Roles are not marked: templates build control tokens from them ('<|' + role + '|>').
+    object->insert("role", jinja::mk_val<jinja::value_string>(role));
+    object->insert("content", content);
+    return object;
+}
+
 std::string today(const char *format) {
     const std::time_t now = std::time(nullptr);
     std::tm local{};
@@ -66,6 +138,32 @@ std::string today(const char *format) {
     char text[64];
     std::strftime(text, sizeof text, format, &local);
     return text;
+}
+
+void set_variables(jinja::context &context, const jinja::value &messages, const std::string &bos,
+                   const std::string &eos, bool reasoning, bool generate) {
+    context.set_val("messages", messages);
+    context.set_val("bos_token", jinja::mk_val<jinja::value_string>(bos));
+    context.set_val("eos_token", jinja::mk_val<jinja::value_string>(eos));
+    context.set_val("enable_thinking", jinja::mk_val<jinja::value_bool>(reasoning));
+    context.set_val("datetime", jinja::mk_val<jinja::value_string>(today("%b %d %Y")));
+    context.set_val("date_string", jinja::mk_val<jinja::value_string>(today("%d %b %Y")));
+    if (generate) context.set_val("add_generation_prompt", jinja::mk_val<jinja::value_bool>(true));
+}
+
+// Run it once before llama.cpp does: its probing walks every value a template makes, without end for one that holds
+// itself, while a plain run of the same meets the budget. That it refuses these messages says nothing.
+void try_out(const jinja::lexer_result &words, const std::string &bos, const std::string &eos) {
+    const jinja::program program = jinja::parse_from_tokens(words);
+    auto messages = jinja::mk_val<jinja::value_array>();
+    messages->push_back(message_of("user", jinja::mk_val<jinja::value_string>(std::string("question"))));
+    jinja::context context(words.source);
+    set_variables(context, messages, bos, eos, false, true);
+    try {
+        jinja::runtime::gather_string_parts(jinja::runtime(context).execute(program));
+    } catch (const std::exception &) {
+        return;
+    }
 }
 
 // The text behind the last byte that came from a message: what opens the assistant's turn.
@@ -89,12 +187,39 @@ std::vector<llama_token> control_outside(const Rendered &rendered, const Special
 }  // namespace
 
 ChatTemplate::ChatTemplate(const std::string &text, const std::string &bos, const std::string &eos) {
+    LogSink *const log = current_log();
+    os::run_with_stack(PARSE_STACK, [&] {
+        const LogScope scope(log);
+        try {
+            const os::HeapBudget budget(to_learn(text.size()));
+            read(text, bos, eos);
+            learn_reasoning();
+        } catch (const os::HeapBudget::Exceeded &exceeded) {
+            fail(BMOE_E_TEMPLATE, "the chat template cannot be used: %s", exceeded.what);
+        }
+    });
+}
+
+void ChatTemplate::read(const std::string &text, const std::string &bos, const std::string &eos) {
     try {
-        parsed_ = std::make_unique<Parsed>(common_chat_templates_init(nullptr, text, bos, eos), bos, eos);
+        if (text.size() > MAX_TEMPLATE_BYTES)
+            throw std::runtime_error("it has " + std::to_string(text.size()) + " bytes, allowed are " +
+                                     std::to_string(MAX_TEMPLATE_BYTES));
+        const jinja::lexer_result words = jinja::lexer().tokenize(text);
+        check_depth(words.tokens);
+        try_out(words, bos, eos);
+        common_chat_templates_ptr llama;
+        try {
+            llama = common_chat_templates_init(nullptr, text, bos, eos);
+        } catch (const std::exception &) {
+            // It throws a copy that has lost its words; parsing again says what is wrong.
+            common_chat_template(text, bos, eos);
+            throw;
+        }
+        parsed_ = std::make_unique<Parsed>(std::move(llama), bos, eos);
     } catch (const std::exception &error) {
         fail(BMOE_E_TEMPLATE, "the chat template cannot be parsed: %s", reason_of(error).c_str());
     }
-    learn_reasoning();
 }
 
 ChatTemplate::~ChatTemplate() = default;
@@ -102,22 +227,10 @@ ChatTemplate::~ChatTemplate() = default;
 Rendered ChatTemplate::apply(const std::vector<Message> &messages, bool reasoning, bool generate) const {
     const common_chat_template &jinja = parsed_->jinja;
     auto list = jinja::mk_val<jinja::value_array>();
-    for (const Message &message : messages) {
-        auto object = jinja::mk_val<jinja::value_object>();
-        // Roles are not marked: templates build control tokens from them ('<|' + role + '|>').
-        object->insert("role", jinja::mk_val<jinja::value_string>(message.role));
-        object->insert("content", content_of(message.content, jinja.caps));
-        list->push_back(object);
-    }
+    for (const Message &message : messages)
+        list->push_back(message_of(message.role, content_of(message.content, jinja.caps)));
     jinja::context context(jinja.source());
-    context.set_val("messages", list);
-    context.set_val("bos_token", jinja::mk_val<jinja::value_string>(jinja.bos_token()));
-    context.set_val("eos_token", jinja::mk_val<jinja::value_string>(jinja.eos_token()));
-    context.set_val("enable_thinking", jinja::mk_val<jinja::value_bool>(reasoning));
-    context.set_val("datetime", jinja::mk_val<jinja::value_string>(today("%b %d %Y")));
-    context.set_val("date_string", jinja::mk_val<jinja::value_string>(today("%d %b %Y")));
-    if (generate) context.set_val("add_generation_prompt", jinja::mk_val<jinja::value_bool>(true));
-
+    set_variables(context, list, jinja.bos_token(), jinja.eos_token(), reasoning, generate);
     Rendered rendered;
     try {
         jinja::runtime runtime(context);
@@ -207,35 +320,48 @@ std::vector<Message> ChatTemplate::fold_system(const std::vector<Message> &messa
     return folded;
 }
 
-// A filter of the template may have lost the mark on a message's text (only where the text was joined with the
-// template's own first). Then control text from the message would count as the template's: refuse it. Seen by rendering
-// the same messages with that text made harmless: the template's own control tokens must be the same.
+// The control tokens that the template itself writes: those it writes around messages of nothing but x.
+std::vector<llama_token> ChatTemplate::own_control(const std::vector<Message> &messages, bool reasoning, bool generate,
+                                                   const SpecialTokens &specials) const {
+    std::vector<Message> harmless = messages;
+    for (Message &message : harmless) {
+        for (char &byte : message.content)
+            if (!isspace(static_cast<unsigned char>(byte))) byte = 'x';
+    }
+    return control_outside(apply(harmless, reasoning, generate), specials);
+}
+
+// A filter of the template may lose the mark on a message's text, and put control text together that was none. What
+// then counts as the template's own is not what it writes around harmless messages: refuse it.
 void ChatTemplate::check_marks(const std::vector<Message> &messages, const Rendered &rendered, bool reasoning,
                                bool generate, const SpecialTokens &specials) const {
-    std::vector<Message> harmless = messages;
-    bool any = false;
-    for (Message &message : harmless) {
-        for (const SpecialTokens::Match &match : specials.find_control(message.content, 0, message.content.size())) {
-            std::fill(message.content.begin() + static_cast<std::ptrdiff_t>(match.begin),
-                      message.content.begin() + static_cast<std::ptrdiff_t>(match.end), 'x');
-            any = true;
-        }
-    }
-    if (!any) return;
-    if (control_outside(apply(harmless, reasoning, generate), specials) != control_outside(rendered, specials)) {
+    std::string roles{reasoning ? '1' : '0', generate ? '1' : '0'};
+    for (const Message &message : messages) roles += message.role[0];
+    const std::vector<llama_token> found = control_outside(rendered, specials);
+    if (roles == own_roles_ && found == own_control_) return;
+    std::vector<llama_token> own = own_control(messages, reasoning, generate, specials);
+    if (found != own) {
         fail(BMOE_E_TEMPLATE,
-             "a message holds the text of a control token, and the chat template mixes it with its own; remove it from "
-             "the message");
+             "the chat template makes control tokens out of what a message says; remove from the message what looks "
+             "like "
+             "one");
     }
+    own_roles_ = std::move(roles);
+    own_control_ = std::move(own);
 }
 
 Rendered ChatTemplate::render(const std::vector<Message> &messages, bool reasoning, bool generate,
                               const SpecialTokens &specials) const {
     const std::vector<Message> folded = fold_system(messages);
-    Rendered rendered = apply(folded, reasoning, generate);
-    check_marks(folded, rendered, reasoning, generate, specials);
-    if (!reasoning && generate) rendered.text += closing_of(rendered);
-    return rendered;
+    try {
+        const os::HeapBudget budget(to_render(folded));
+        Rendered rendered = apply(folded, reasoning, generate);
+        check_marks(folded, rendered, reasoning, generate, specials);
+        if (!reasoning && generate) rendered.text += closing_of(rendered);
+        return rendered;
+    } catch (const os::HeapBudget::Exceeded &exceeded) {
+        fail(BMOE_E_TEMPLATE, "the chat template cannot render these messages: %s", exceeded.what);
+    }
 }
 
 }  // namespace bmoe

@@ -37,13 +37,20 @@ class ChatTemplate {
   private:
     struct Parsed;
     Rendered apply(const std::vector<Message> &messages, bool reasoning, bool generate) const;
+    void read(const std::string &text, const std::string &bos, const std::string &eos);
     void learn_reasoning();
     std::string closing_of(const Rendered &rendered) const;
     std::vector<Message> fold_system(const std::vector<Message> &messages) const;
     void check_marks(const std::vector<Message> &messages, const Rendered &rendered, bool reasoning, bool generate,
                      const SpecialTokens &specials) const;
 
+    std::vector<llama_token> own_control(const std::vector<Message> &messages, bool reasoning, bool generate,
+                                         const SpecialTokens &specials) const;
+
     std::unique_ptr<Parsed> parsed_;
+    // The control tokens the template wrote last for messages of these roles: nearly always those of the next ones.
+    mutable std::string own_roles_;
+    mutable std::vector<llama_token> own_control_;
     bmoe_think_ctl think_ctl_ = BMOE_THINK_NONE;
     std::string think_start_;
     std::string think_end_;

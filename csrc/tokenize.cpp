@@ -7,6 +7,7 @@
 #include <string_view>
 
 #include "error.h"
+#include "log.h"
 #include "os/stack.h"
 
 namespace bmoe {
@@ -63,8 +64,11 @@ std::vector<llama_token> llama_tokens(const llama_vocab *vocab, const char *text
              run, LONGEST_RUN);
     }
     std::vector<llama_token> tokens;
-    os::run_with_stack((size_t{1} << 20) + 2 * run * STACK_PER_BYTE,
-                       [&] { tokens = llama_tokens_here(vocab, text, n_bytes, special); });
+    LogSink *const log = current_log();
+    os::run_with_stack((size_t{1} << 20) + 2 * run * STACK_PER_BYTE, [&] {
+        const LogScope scope(log);
+        tokens = llama_tokens_here(vocab, text, n_bytes, special);
+    });
     return tokens;
 }
 

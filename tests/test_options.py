@@ -68,6 +68,7 @@ def test_more_options_than_labels_are_refused_with_both_numbers() -> None:
     ("question", "options", "says"),
     [
         ("q", [], "options is empty"),
+        ("q", ["x", " \n"], r"options\[1\] is blank"),
         ("q", "AB", "options must be a list of texts, not a text"),
         ("q", [1], r"options\[0\] must be text"),
         (None, ["x"], "question must be text, not null"),

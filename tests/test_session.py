@@ -9,6 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
+import bmoe
 from bmoe import DecideRequest, DecideResult, Refused, Session
 from bmoe.decide.backend import ChatMessage, Float32Array
 from bmoe_native.errors import ClosedError, EngineError, TemplateError, TooLongError
@@ -24,11 +25,20 @@ def bits(result: DecideResult) -> tuple[float, ...]:
 
 
 def test_importing_bmoe_loads_no_library() -> None:
-    code = "import bmoe, sys; print([*sys.modules], open('/proc/self/maps').read())"
+    code = "import bmoe.session, sys; print([*sys.modules], open('/proc/self/maps').read())"
     maps = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
     assert "bmoe.session" in maps
     assert "libbmoe" not in maps
     assert "_bmoe_cffi" not in maps
+
+
+def test_importing_bmoe_imports_nothing_and_its_names_are_there() -> None:
+    code = "import bmoe, sys; print(*(name for name in sys.modules if name.startswith(('bmoe', 'numpy'))))"
+    found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
+    assert found.split() == ["bmoe"]
+    assert all(getattr(bmoe, name).__name__ == name for name in bmoe.__all__)
+    with pytest.raises(AttributeError, match="no attribute 'Nothing'"):
+        bmoe.Nothing  # noqa: B018
 
 
 def test_a_request_whole_or_by_its_fields_is_the_same() -> None:

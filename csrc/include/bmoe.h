@@ -18,7 +18,9 @@
  *   structs   begin with size_bytes, set by their bmoe_*_init(); fields are only ever added at the end
  *   hooks     run on the calling thread while a call is in progress; they may call bmoe_cancel() and
  *             nothing else of the engine. What they are given is lent for the duration of the hook
- *   output    the library writes nothing to any stream; what it has to say goes to the log hook
+ *   output    the library writes nothing to any stream; what it has to say goes to the log hook. One exception: where
+ *             llama.cpp ends the process by an assertion and there is no log hook, its last words go to stderr
+ *   stack     a call needs 2 MiB of the caller's
  */
 #ifndef BMOE_H
 #define BMOE_H
@@ -39,7 +41,7 @@ extern "C" {
 #endif
 
 /* Moves with any change of a signature, a layout or an enum value. */
-enum bmoe_abi { BMOE_ABI_VERSION = 1 };
+enum bmoe_abi { BMOE_ABI_VERSION = 2 };
 
 typedef struct bmoe_engine bmoe_engine;
 
@@ -56,7 +58,8 @@ enum bmoe_status {
     BMOE_E_TEMPLATE = -9,     /* no chat template, or it refused the messages, or cannot be closed to reasoning */
     BMOE_E_STATE = -10,       /* a saved state that does not belong here, or no logits to read yet */
     BMOE_E_UNSUPPORTED = -11, /* this model's memory cannot do that; nothing changed */
-    BMOE_E_INTERNAL = -12     /* llama.cpp failed; only bmoe_close() makes sense afterwards */
+    BMOE_E_INTERNAL = -12,    /* llama.cpp failed; only bmoe_close() makes sense afterwards */
+    BMOE_E_LOGITS = -13       /* the logits are no distribution (NaN, or no finite maximum); the model is broken */
 };
 
 enum bmoe_log_level { BMOE_LOG_DEBUG = 1, BMOE_LOG_INFO = 2, BMOE_LOG_WARN = 3, BMOE_LOG_ERROR = 4 };
@@ -81,6 +84,9 @@ enum bmoe_token_attr_bits {
     BMOE_TOKEN_UNUSED = 16,
     BMOE_TOKEN_END = 32 /* ends a generation */
 };
+
+/* Most tokens of one bmoe_prefill_rows(). */
+enum bmoe_rows { BMOE_MAX_ROWS = 32 };
 
 /* text    one line, no line end, NUL-terminated */
 typedef void (*bmoe_log_fn)(int32_t level, const char *text, void *user);
@@ -150,6 +156,16 @@ typedef struct bmoe_message {
     const char *content; /* may be NULL when content_bytes is 0 */
     size_t content_bytes;
 } bmoe_message;
+
+/* How bmoe_sample() chooses, through llama.cpp's samplers in this order: top-k, top-p, min-p, temperature, a draw. */
+typedef struct bmoe_sampling {
+    size_t size_bytes;
+    float temperature; /* 0..100; 0: greedy, the likeliest token, and nothing else here acts */
+    int32_t top_k;     /* the k likeliest; 0: all */
+    float top_p;       /* 0..1: the likeliest that together hold this mass; 1: all */
+    float min_p;       /* 0..1: those of at least this share of the likeliest one's probability; 0: all */
+    uint32_t seed;     /* of the draws */
+} bmoe_sampling;
 
 /* A half-open range of bytes [begin, end) of a text. */
 typedef struct bmoe_span {
@@ -222,13 +238,22 @@ BMOE_API int32_t bmoe_token_attr(bmoe_engine *engine, int32_t token);
 
 /* Compute tokens[n_tokens] after the current position, in pieces one ubatch wide.
  *   tokens    copied; each in [0, n_vocab); n_tokens in [1, n_ctx - position]
+ *   spent     what this call added to the counters, set on OK and CANCELLED; its size_bytes must be sizeof(bmoe_counters)
+ *             of the caller; may be NULL
  *   returns   BMOE_OK, BMOE_E_ARGUMENT, BMOE_E_TOO_LONG, BMOE_E_CANCELLED, BMOE_E_MEMORY, BMOE_E_INTERNAL
- *   state     moved by n_tokens on OK; as before on ARGUMENT and TOO_LONG; on CANCELLED as before, or empty
+ *   state     moved by n_tokens on OK; as before on ARGUMENT, TOO_LONG and MEMORY; on CANCELLED as before, or empty
  *             where the memory cannot be trimmed (bmoe_position() tells); after another code only
  *             bmoe_close() is allowed
  *   cancel    is noticed within one graph's compute
  *   bits      the same tokens in the same pieces from the same state give the same logits, bit for bit */
-BMOE_API int32_t bmoe_prefill(bmoe_engine *engine, const int32_t *tokens, size_t n_tokens);
+BMOE_API int32_t bmoe_prefill(bmoe_engine *engine, const int32_t *tokens, size_t n_tokens, bmoe_counters *spent);
+
+/* The same in one piece, with the logits after each of its tokens.
+ *   tokens    n_tokens in [1, the smaller of BMOE_MAX_ROWS and n_ubatch]
+ *   rows      float32 [n_tokens, n_vocab], unnormalised; rows_cap in floats; BMOE_E_TOO_SMALL changes nothing
+ *   bits      a row rounds as a piece with that many rows does, not as bmoe_logits() after bmoe_prefill() */
+BMOE_API int32_t bmoe_prefill_rows(bmoe_engine *engine, const int32_t *tokens, size_t n_tokens, float *rows,
+                                   size_t rows_cap, bmoe_counters *spent);
 
 /* Tokens the state holds, 0..n_ctx, or BMOE_E_CLOSED, BMOE_E_BUSY. */
 BMOE_API int32_t bmoe_position(bmoe_engine *engine);
@@ -237,6 +262,17 @@ BMOE_API int32_t bmoe_position(bmoe_engine *engine);
  *   returns   BMOE_OK, BMOE_E_ARGUMENT, BMOE_E_TOO_SMALL (*n_logits is set), BMOE_E_STATE (nothing was prefilled
  *             since the state was opened, loaded, cut or dropped) */
 BMOE_API int32_t bmoe_logits(bmoe_engine *engine, float *logits, size_t logits_cap, size_t *n_logits);
+
+/* Fill *sampling with the defaults: greedy. NULL is allowed and does nothing. */
+BMOE_API void bmoe_sampling_init(bmoe_sampling *sampling);
+/* Begin a sequence of draws: what bmoe_sample() does from here on. Equal seeds give equal draws from equal logits.
+ *   sampling  NULL: greedy
+ *   returns   BMOE_OK, BMOE_E_ARGUMENT (nothing changed) */
+BMOE_API int32_t bmoe_sampling_start(bmoe_engine *engine, const bmoe_sampling *sampling);
+/* Draw a token from the logits of the last prefilled one; the state does not move. Greedy before any
+ * bmoe_sampling_start().
+ *   returns   BMOE_OK, BMOE_E_ARGUMENT, BMOE_E_STATE (no logits, as bmoe_logits()), BMOE_E_LOGITS */
+BMOE_API int32_t bmoe_sample(bmoe_engine *engine, int32_t *token);
 
 /* Cancel: the prefill that is running stops within one graph's compute; if none is running, the next one is
  * refused before it computes anything. Either returns BMOE_E_CANCELLED and uses the request up.
@@ -247,18 +283,19 @@ BMOE_API int32_t bmoe_cancel_clear(bmoe_engine *engine);
 
 /* The whole sequence state as bytes: attention KV and recurrent state alike, not the logits.
  *   size      bytes that bmoe_state_save() needs at the current position
- *   save      *n_bytes is what was written
+ *   save      *n_bytes is what was written. In a model with a sliding window the engine's own state is laid out anew by
+ *             it, as it will be where it is restored: from there both go on bit for bit alike
  *   load      replaces the state. The bytes must be one saved by an engine of the same file, KV type and ABI
  *             version, and fit n_ctx; a restored state computes what the saved one would have, bit for bit
- *   returns   BMOE_OK, BMOE_E_ARGUMENT, BMOE_E_TOO_SMALL, BMOE_E_STATE (does not belong here: the header is
- *             checked before anything changes; bytes that are damaged behind it leave an empty state) */
+ *   returns   BMOE_OK, BMOE_E_ARGUMENT, BMOE_E_TOO_SMALL, BMOE_E_STATE (does not belong here, or is damaged: it carries
+ *             a checksum, and all of it is checked before anything changes) */
 BMOE_API int32_t bmoe_state_size(bmoe_engine *engine, size_t *n_bytes);
 BMOE_API int32_t bmoe_state_save(bmoe_engine *engine, void *state, size_t state_cap, size_t *n_bytes);
 BMOE_API int32_t bmoe_state_load(bmoe_engine *engine, const void *state, size_t n_bytes);
 
 /* Cut the state to its first n_tokens positions.
- *   returns   BMOE_OK, BMOE_E_ARGUMENT (more than the position), BMOE_E_UNSUPPORTED (recurrent state, or a sliding
- *             window that has forgotten what the next token would need); nothing changed then */
+ *   returns   BMOE_OK, BMOE_E_ARGUMENT (more than the position), BMOE_E_UNSUPPORTED (recurrent state and
+ *             sliding windows, which cannot be cut exactly); nothing changed then */
 BMOE_API int32_t bmoe_state_keep(bmoe_engine *engine, int32_t n_tokens);
 /* Empty the state: position 0, nothing left of what was there. */
 BMOE_API int32_t bmoe_state_drop(bmoe_engine *engine);

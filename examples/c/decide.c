@@ -112,7 +112,7 @@ int main(int argc, char **argv) {
         free(tokens);
         return give_up(engine, "the prompt");
     }
-    const int32_t status = bmoe_prefill(engine, tokens, n_tokens);
+    const int32_t status = bmoe_prefill(engine, tokens, n_tokens, NULL);
     free(tokens);
     if (status != BMOE_OK) return give_up(engine, "the prefill");
     bmoe_logits(engine, NULL, 0, &n_logits);

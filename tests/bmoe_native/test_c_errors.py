@@ -44,7 +44,10 @@ def calls() -> dict[str, Callable[[Any], int]]:
         "tokenize": lambda e: c.bmoe_tokenize(e, b"a", 1, f.NULL, 0, 0, tokens, 8, size),
         "detokenize": lambda e: c.bmoe_detokenize(e, tokens, 1, 0, text, 64, size),
         "token_attr": lambda e: c.bmoe_token_attr(e, 1),
-        "prefill": lambda e: c.bmoe_prefill(e, tokens, 1),
+        "prefill": lambda e: c.bmoe_prefill(e, tokens, 1, f.NULL),
+        "prefill_rows": lambda e: c.bmoe_prefill_rows(e, tokens, 1, logits, N_VOCAB, f.NULL),
+        "sampling_start": lambda e: c.bmoe_sampling_start(e, f.NULL),
+        "sample": lambda e: c.bmoe_sample(e, tokens),
         "position": lambda e: c.bmoe_position(e),
         "logits": lambda e: c.bmoe_logits(e, logits, N_VOCAB, size),
         "cancel": lambda e: c.bmoe_cancel(e),
@@ -63,6 +66,7 @@ def test_every_function_of_the_header_that_takes_an_engine_is_in_the_table() -> 
         "bmoe_abi_version",
         "bmoe_build_info",
         "bmoe_open_params_init",
+        "bmoe_sampling_init",
         "bmoe_open",
         "bmoe_close",
         "bmoe_last_error",
@@ -95,19 +99,19 @@ def test_outputs_that_are_null(handle: Any) -> None:
     role = f.new("char[]", b"user")
     message.role = role
     wrong = {
-        "info": c.bmoe_get_info(handle, null),
-        "counters": c.bmoe_get_counters(handle, null),
+        "info": c.bmoe_get_info(handle, f.NULL),
+        "counters": c.bmoe_get_counters(handle, f.NULL),
         "n_bytes": c.bmoe_render(handle, message, 1, 0, 1, null, 0, null, null, 0, size),
-        "n_spans": c.bmoe_render(handle, message, 1, 0, 1, null, 0, size, null, 0, null),
+        "n_spans": c.bmoe_render(handle, message, 1, 0, 1, null, 0, size, null, 0, f.NULL),
         "text": c.bmoe_tokenize(handle, null, 3, null, 0, 0, null, 0, size),
         "spans": c.bmoe_tokenize(handle, b"abc", 3, null, 1, 0, null, 0, size),
         "tokens": c.bmoe_tokenize(handle, b"abc", 3, null, 0, 0, null, 3, size),
-        "n_tokens": c.bmoe_tokenize(handle, b"abc", 3, null, 0, 0, token, 1, null),
+        "n_tokens": c.bmoe_tokenize(handle, b"abc", 3, null, 0, 0, token, 1, f.NULL),
         "detokenize tokens": c.bmoe_detokenize(handle, null, 1, 0, null, 0, size),
-        "prefill tokens": c.bmoe_prefill(handle, null, 1),
+        "prefill tokens": c.bmoe_prefill(handle, null, 1, f.NULL),
         "logits": c.bmoe_logits(handle, null, 5, size),
-        "n_logits": c.bmoe_logits(handle, null, 0, null),
-        "state_size": c.bmoe_state_size(handle, null),
+        "n_logits": c.bmoe_logits(handle, null, 0, f.NULL),
+        "state_size": c.bmoe_state_size(handle, f.NULL),
         "state_save": c.bmoe_state_save(handle, null, 5, size),
         "state_load": c.bmoe_state_load(handle, null, 5),
         "messages": c.bmoe_render(handle, null, 1, 0, 1, null, 0, size, null, 0, size),
@@ -151,7 +155,7 @@ def test_buffers_that_are_too_small_are_not_written(handle: Any) -> None:
     assert c.bmoe_tokenize(handle, b"xyzabc", 6, f.NULL, 0, 0, good, 6, size) == 0
     assert c.bmoe_detokenize(handle, good, 6, 0, text, 2, size) == c.BMOE_E_TOO_SMALL
     assert size[0] == 6 and f.string(text) == b"zz"
-    assert c.bmoe_prefill(handle, good, 6) == 0
+    assert c.bmoe_prefill(handle, good, 6, f.NULL) == 0
     row = f.new("float[]", [-7.0] * 4)
     assert c.bmoe_logits(handle, row, 4, size) == c.BMOE_E_TOO_SMALL
     assert size[0] == N_VOCAB and list(row) == [-7.0] * 4
@@ -173,7 +177,7 @@ def test_spans_out_of_order_or_range(handle: Any, spans: list[tuple[int, int]]) 
 def test_tokens_outside_the_vocabulary(handle: Any, token: int) -> None:
     f, c = ffi(), lib()
     raw, size, text = f.new("int32_t[]", [1, token]), f.new("size_t *"), f.new("char[]", 64)
-    assert c.bmoe_prefill(handle, raw, 2) == c.BMOE_E_ARGUMENT
+    assert c.bmoe_prefill(handle, raw, 2, f.NULL) == c.BMOE_E_ARGUMENT
     assert str(token) in text_of(handle) and str(N_VOCAB) in text_of(handle)
     assert c.bmoe_detokenize(handle, raw, 2, 0, text, 64, size) == c.BMOE_E_ARGUMENT
     assert c.bmoe_token_attr(handle, token) == c.BMOE_E_ARGUMENT

@@ -48,6 +48,17 @@ std::string marked(const bmoe::Rendered &rendered) {
     return text;
 }
 
+// As long as a person or an agent will make it: no bound on a template's work may be in its way.
+std::vector<Message> long_talk() {
+    std::vector<Message> talk;
+    for (int turn = 0; turn < 100; ++turn) {
+        talk.push_back({"user", "question " + std::to_string(turn) + std::string(turn == 0 ? 4 << 20 : 300, 'q')});
+        talk.push_back({"assistant", "answer " + std::to_string(turn)});
+    }
+    talk.push_back({"user", "the last"});
+    return talk;
+}
+
 }  // namespace
 
 int main(int argc, char **argv) {
@@ -58,6 +69,7 @@ int main(int argc, char **argv) {
         {{"user", "  What is 2+2?\n\nA) 3\nB) 4 "}},
         {{"system", "Be brief."}, {"user", "Hello"}},
         {{"user", "Hello"}, {"assistant", "Hi."}, {"user", "And now?"}},
+        long_talk(),
     };
     int wrong = 0, compared = 0;
     for (const auto &entry : std::filesystem::directory_iterator(argv[1])) {
