@@ -8,43 +8,26 @@ from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
-from typing import Protocol
 
 from bmoe import models
+from bmoe.backends import DecidingBackend, GeneratingBackend, SessionEngine
 from bmoe.decide import Decider, DecideRequest, DecideResult, KeptPrefix, Refused
-from bmoe.decide.backend import Backend, ChatMessage, PrefillOutcome
+from bmoe.decide.backend import State
+from bmoe.decide.perplexity import OnScored, Perplexity, PerplexityRequest, PerplexityResult
+from bmoe.generate import GenerateRequest, GenerateResult, Generator, Step
 from bmoe.options import lettered
 from bmoe_native import Engine
-from bmoe_native.errors import (
-    ArgumentError,
-    BusyError,
-    ClosedError,
-    EngineError,
-    EngineMemoryError,
-    ForkedError,
-    TemplateError,
-    TooLongError,
-)
+from bmoe_native.errors import ArgumentError, BusyError, ClosedError, EngineError, ForkedError
+from bmoe_native.types import Info
 
 PREFIX_CACHE_MODES = ("auto", "on", "off")
 
 
-class SessionEngine(Backend, Protocol):
-    """What a session needs of an engine beyond a decision's calls."""
-
-    def cancel(self) -> None:
-        """Stop the running prefill, or the next one. Any thread."""
-        ...
-
-    def clear_cancel(self) -> None:
-        """Forget a cancel that came before this point."""
-        ...
-
-    def close(self) -> None: ...
-
-
 class Session:
-    """Decisions over one model. Requests from several threads are served one at a time."""
+    """One model that decides, generates and scores. Requests from several threads are served one at a time.
+
+    A decision leaves a conversation as it found it: its state is put aside, and is back for the next turn.
+    """
 
     def __init__(
         self,
@@ -64,8 +47,12 @@ class Session:
         self._running = False
         self._ended: EngineError | None = None
         # On the CPU two pieces of a prompt cost about what they cost together, so auto keeps the state.
-        kept = None if prefix_cache == "off" else KeptPrefix()
-        self._decider = Decider(_RefusingBackend(engine), kept=kept, clock=clock) if decide else None
+        self._kept = KeptPrefix() if decide and prefix_cache != "off" else None
+        deciding = DecidingBackend(engine, self._put_aside)
+        self._decider = Decider(deciding, kept=self._kept, clock=clock) if decide else None
+        self._perplexity = Perplexity(deciding)
+        self._generator = Generator(GeneratingBackend(engine), clock=clock)
+        self._aside: State | None = None  # the conversation's, while decisions have the engine
 
     @classmethod
     def open(
@@ -136,6 +123,41 @@ class Session:
         with self._request():
             return self._decider.decide(request)
 
+    def generate(self, request: GenerateRequest, on_step: Callable[[Step], None] | None = None) -> GenerateResult:
+        """Answer one turn of a conversation; on_step is called with each token. The kept prefix state is let go.
+
+        Raises: Refused and BadLogits, after which the session goes on; EngineError, after which it is over; what
+        on_step raises, after which the turn is forgotten.
+        """
+        if request.clear_kv and request.template and request.system is None and self._system is not None:
+            request = replace(request, system=self._system)
+        with self._request():
+            turn = self._generator.prepare(request)
+            self._take_back(turn.request.clear_kv)
+            return self._generator.generate(turn, on_step or (lambda step: None))
+
+    def perplexity(
+        self, request: PerplexityRequest | str, on_scored: OnScored = lambda done, total: None
+    ) -> PerplexityResult:
+        """Score a text; on_scored is called with (tokens scored, tokens to score).
+
+        Raises: as decide().
+        """
+        if isinstance(request, str):
+            request = PerplexityRequest(text=request)
+        with self._request():
+            return self._perplexity.score(request, on_scored)
+
+    @property
+    def info(self) -> Info:
+        """What the engine sees of its model."""
+        return self._engine.info
+
+    @property
+    def prefix_state_mib(self) -> float:
+        """What the kept prefix state takes now."""
+        return self._kept.size_mib if self._kept else 0.0
+
     def lettered(
         self,
         question: str,
@@ -200,6 +222,30 @@ class Session:
                 with self._cancelling:
                     self._running = False
 
+    def _put_aside(self) -> None:
+        """Keep the conversation's state, which a decision is about to replace."""
+        conversation = self._generator.conversation
+        if self._aside is not None or not conversation.tokens:
+            return
+        if self._engine.position == len(conversation.tokens):
+            self._aside = self._engine.save_state()
+        else:
+            conversation.tokens = []  # an interrupt left the state elsewhere
+
+    def _take_back(self, anew: bool) -> None:
+        """Make the engine's state the conversation's again; anew: it is about to be cleared."""
+        if self._kept is not None:
+            self._kept.drop()
+        aside, self._aside = self._aside, None
+        if anew:
+            return
+        if aside is not None:
+            self._engine.load_state(aside)
+        elif self._engine.info.n_swa > 0 and self._generator.conversation.tokens:
+            # A window that was put aside comes back laid out anew. One that was not is laid out so too, or a decision
+            # in between would show in the last bits.
+            self._engine.save_state()
+
     def _check_process(self) -> None:
         """Before any lock: what a thread of the parent held at the fork is held for ever in the child.
 
@@ -207,40 +253,6 @@ class Session:
         """
         if os.getpid() != self._pid:
             raise ForkedError("the session was opened before a fork: open one in this process")
-
-
-class _RefusingBackend:
-    """An engine whose errors about a request, not about itself, are refusals."""
-
-    def __init__(self, engine: SessionEngine) -> None:
-        self._engine = engine
-        self.token_text = engine.token_text
-        self.logits = engine.logits
-        self.save_state = engine.save_state
-        self.load_state = engine.load_state
-        self.drop_state = engine.drop_state
-
-    @property
-    def n_ctx(self) -> int:
-        return self._engine.n_ctx
-
-    def chat_tokens(self, messages: Sequence[ChatMessage]) -> list[int]:
-        try:
-            return self._engine.chat_tokens(messages)
-        except (TemplateError, TooLongError, EngineMemoryError) as error:
-            raise Refused(str(error)) from error
-
-    def text_tokens(self, text: str, *, add_bos: bool) -> list[int]:
-        try:
-            return self._engine.text_tokens(text, add_bos=add_bos)
-        except (TooLongError, EngineMemoryError) as error:
-            raise Refused(str(error)) from error
-
-    def prefill(self, tokens: Sequence[int]) -> PrefillOutcome:
-        try:
-            return self._engine.prefill(tokens)
-        except TooLongError as error:
-            raise Refused(str(error)) from error
 
 
 def check_prefix_cache(mode: str) -> None:

@@ -2,6 +2,10 @@
 
 from dataclasses import dataclass
 
+# bmoe_token_attr_bits of bmoe.h
+TOKEN_CONTROL = 2
+TOKEN_END = 32
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Info:
@@ -31,6 +35,8 @@ class Info:
     has_template: bool
     adds_bos: bool
     think_ctl: str  # "none", "switch", "closed", "free" or "forced": see bmoe.h
+    think_start: str  # before reasoning, in what the model writes or at the end of its prompt; "" where unknown
+    think_end: str  # between reasoning and answer
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -192,6 +192,10 @@ void Engine::fill_info() {
     info_.has_template = template_ != nullptr;
     info_.adds_bos = llama_vocab_get_add_bos(vocab()) && llama_vocab_bos(vocab()) != LLAMA_TOKEN_NULL;
     info_.think_ctl = template_ ? template_->think_ctl() : BMOE_THINK_NONE;
+    if (template_ && !template_->reasoning_end().empty()) {
+        put_text(info_.think_start, template_->reasoning_start());
+        put_text(info_.think_end, template_->reasoning_end());
+    }
 }
 
 void Engine::require_context() const {

@@ -260,6 +260,8 @@ void ChatTemplate::learn_reasoning() {
     } catch (const std::exception &) {
         known = false;
     }
+    reasoning_start_ = think_start_;
+    reasoning_end_ = think_end_;
     const bool harmony = parsed_->jinja.source().find("<|channel|>") != std::string::npos &&
                          think_start_.find("<|channel|>") != std::string::npos;
     if (harmony) {
@@ -267,6 +269,8 @@ void ChatTemplate::learn_reasoning() {
         // Source: the harmony response format of gpt-oss.
         think_start_ = "<|start|>assistant";
         think_end_ = "<|channel|>final<|message|>";
+        reasoning_start_ = "<|channel|>analysis<|message|>";
+        reasoning_end_ = "<|end|><|start|>assistant<|channel|>final<|message|>";
     }
     try {
         const std::vector<Message> question{{"user", "question"}};
@@ -275,8 +279,10 @@ void ChatTemplate::learn_reasoning() {
         const std::string tail = off.text.substr(tail_of(off));
         for (const auto &[opener, closer] : USUAL_TAGS) {
             const size_t at = tail.rfind(opener);
-            if (think_start_.empty() && at != std::string::npos && tail.find(closer, at) == std::string::npos)
-                think_start_ = opener;
+            if (think_start_.empty() && at != std::string::npos && tail.find(closer, at) == std::string::npos) {
+                think_start_ = reasoning_start_ = opener;
+                reasoning_end_ = closer;
+            }
         }
         const size_t opened = think_start_.empty() ? std::string::npos : tail.rfind(think_start_);
         const bool open =

@@ -28,6 +28,9 @@ class ChatTemplate {
     ~ChatTemplate();
 
     bmoe_think_ctl think_ctl() const { return think_ctl_; }
+    // What a generated text has around its reasoning; empty where unknown.
+    const std::string &reasoning_start() const { return reasoning_start_; }
+    const std::string &reasoning_end() const { return reasoning_end_; }
 
     // Throws Error (BMOE_E_TEMPLATE) with the template's own words when it refuses the messages.
     //   specials  to find out whether the template could pass control text of a message off as its own
@@ -52,8 +55,10 @@ class ChatTemplate {
     mutable std::string own_roles_;
     mutable std::vector<llama_token> own_control_;
     bmoe_think_ctl think_ctl_ = BMOE_THINK_NONE;
-    std::string think_start_;
+    std::string think_start_;  // in a prompt
     std::string think_end_;
+    std::string reasoning_start_;  // in what is generated
+    std::string reasoning_end_;
 };
 
 }  // namespace bmoe

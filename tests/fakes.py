@@ -34,6 +34,8 @@ INFO = Info(
     has_template=True,
     adds_bos=False,
     think_ctl="switch",
+    think_start="<think>",
+    think_end="</think>",
 )
 
 

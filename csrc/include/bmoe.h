@@ -139,6 +139,8 @@ typedef struct bmoe_info {
     int32_t has_template; /* the file's own, or one given at open */
     int32_t adds_bos;     /* prompts of this model begin with its BOS token */
     int32_t think_ctl;    /* bmoe_think_ctl */
+    char think_start[64]; /* what the model writes, or its prompt ends with, before reasoning; empty where unknown */
+    char think_end[64];   /* and between reasoning and answer. Special tokens as text */
 } bmoe_info;
 
 /* Totals since bmoe_open(); they never fall. */
