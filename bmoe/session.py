@@ -10,9 +10,9 @@ from pathlib import Path
 from types import TracebackType
 
 from bmoe import models
+from bmoe.aside import Aside
 from bmoe.backends import DecidingBackend, GeneratingBackend, SessionEngine
 from bmoe.decide import Decider, DecideRequest, DecideResult, KeptPrefix, Refused
-from bmoe.decide.backend import State
 from bmoe.decide.perplexity import OnScored, Perplexity, PerplexityRequest, PerplexityResult
 from bmoe.generate import GenerateRequest, GenerateResult, Generator, Step
 from bmoe.options import lettered
@@ -48,11 +48,11 @@ class Session:
         self._ended: EngineError | None = None
         # On the CPU two pieces of a prompt cost about what they cost together, so auto keeps the state.
         self._kept = KeptPrefix() if decide and prefix_cache != "off" else None
-        deciding = DecidingBackend(engine, self._put_aside)
+        self._generator = Generator(GeneratingBackend(engine), clock=clock)
+        self._aside = Aside(engine, self._generator.conversation)
+        deciding = DecidingBackend(engine, self._aside.put)
         self._decider = Decider(deciding, kept=self._kept, clock=clock) if decide else None
         self._perplexity = Perplexity(deciding)
-        self._generator = Generator(GeneratingBackend(engine), clock=clock)
-        self._aside: State | None = None  # the conversation's, while decisions have the engine
 
     @classmethod
     def open(
@@ -133,7 +133,12 @@ class Session:
             request = replace(request, system=self._system)
         with self._request():
             turn = self._generator.prepare(request)
-            self._take_back(turn.request.clear_kv)
+            if self._kept is not None:
+                self._kept.drop()
+            if turn.request.clear_kv:
+                self._aside.drop()
+            else:
+                self._aside.take_back()
             return self._generator.generate(turn, on_step or (lambda step: None))
 
     def perplexity(
@@ -192,6 +197,11 @@ class Session:
     def close(self) -> None:
         """Free the engine, stopping what runs. Closing twice is fine."""
         self._engine.close()
+        if self._serving.acquire(blocking=False):
+            self._aside.drop()
+            if self._kept is not None:
+                self._kept.drop()
+            self._serving.release()
 
     def __enter__(self) -> "Session":
         return self
@@ -221,30 +231,6 @@ class Session:
             finally:
                 with self._cancelling:
                     self._running = False
-
-    def _put_aside(self) -> None:
-        """Keep the conversation's state, which a decision is about to replace."""
-        conversation = self._generator.conversation
-        if self._aside is not None or not conversation.tokens:
-            return
-        if self._engine.position == len(conversation.tokens):
-            self._aside = self._engine.save_state()
-        else:
-            conversation.tokens = []  # an interrupt left the state elsewhere
-
-    def _take_back(self, anew: bool) -> None:
-        """Make the engine's state the conversation's again; anew: it is about to be cleared."""
-        if self._kept is not None:
-            self._kept.drop()
-        aside, self._aside = self._aside, None
-        if anew:
-            return
-        if aside is not None:
-            self._engine.load_state(aside)
-        elif self._engine.info.n_swa > 0 and self._generator.conversation.tokens:
-            # A window that was put aside comes back laid out anew. One that was not is laid out so too, or a decision
-            # in between would show in the last bits.
-            self._engine.save_state()
 
     def _check_process(self) -> None:
         """Before any lock: what a thread of the parent held at the fork is held for ever in the child.

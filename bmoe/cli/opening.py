@@ -1,15 +1,38 @@
-"""From what the user typed to an open model, saying what takes long."""
+"""From what the user typed to an open model, saying what takes long; and Ctrl-C while it works."""
 
+import queue
+import signal
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from types import FrameType
+from typing import Annotated, Protocol
 
+import typer
 from rich.progress import BarColumn, DownloadColumn, TextColumn, TimeRemainingColumn, TransferSpeedColumn
 
 from bmoe import Session, models
 from bmoe.cli.shell import Shell
+from bmoe.decide import Refused
 from bmoe.models import NamedModel
 
 LOG_INFO = 2
+INSIST_AFTER_S = 1.0  # a Ctrl-C that follows within it belongs to the first
+CANCEL_EVERY_S = 0.05
+INTERRUPTED = 130
+
+ModelFlag = Annotated[
+    str | None, typer.Option("-m", "--model", metavar="MODEL", help="A GGUF file or a name; see bmoe models.")
+]
+ThreadsFlag = Annotated[int, typer.Option("-t", "--threads", metavar="N", min=0, help="0: the CPUs there are.")]
+CtxFlag = Annotated[int, typer.Option("-c", "--ctx", metavar="N", min=0, help="Context in tokens; 0: up to 4096.")]
+UbatchFlag = Annotated[int, typer.Option("--ubatch", metavar="N", min=0, help="Tokens computed at once; 0: 512.")]
+VerboseFlag = Annotated[bool, typer.Option("--verbose", help="The engine's log on stderr.")]
+JsonFlag = Annotated[bool, typer.Option("--json", help="One JSON object on stdout.")]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -66,3 +89,85 @@ def open_session(shell: Shell, path: Path, flags: OpenFlags) -> Session:
             on_log=log,
             log_level=LOG_INFO,
         )
+
+
+class Cancellable(Protocol):
+    """What serves a request: a Session."""
+
+    def cancel(self) -> None: ...
+
+
+@contextmanager
+def cancelled_by_ctrl_c(session: Cancellable) -> Iterator[None]:
+    """Within it Ctrl-C cancels what the session serves, which ends with a result; where it does not, another raises.
+
+    A parent that ignores SIGINT for us, as nohup does, is left to it, and so is whoever is not the main thread.
+    """
+    found = signal.getsignal(signal.SIGINT)
+    if found in (signal.SIG_IGN, None) or threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    presses = _Presses(session)
+    signal.signal(signal.SIGINT, presses.handle)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, found)
+        presses.end()
+
+
+class _Presses:
+    """Ctrl-C as calls of cancel(), from a thread of its own: the main one may hold the session's lock just then."""
+
+    def __init__(self, session: Cancellable) -> None:
+        self._session = session
+        self._first_at: float | None = None
+        self._wakes: queue.SimpleQueue[bool] = queue.SimpleQueue()  # its put() is allowed in a signal handler
+        self._over = threading.Event()
+        self._watcher = threading.Thread(target=self._watch, daemon=True)
+        self._watcher.start()
+
+    def handle(self, _number: int, _frame: FrameType | None) -> None:
+        now = time.monotonic()
+        if self._first_at is None:
+            self._first_at = now
+            self._wakes.put(True)
+        elif now - self._first_at > INSIST_AFTER_S:
+            raise KeyboardInterrupt
+
+    def end(self) -> None:
+        self._over.set()
+        self._wakes.put(False)
+        self._watcher.join()
+
+    def _watch(self) -> None:
+        if not self._wakes.get():
+            return
+        self._session.cancel()
+        while not self._over.wait(CANCEL_EVERY_S):  # the first may have come before the session began to serve
+            self._session.cancel()
+
+
+def stdin_text(what: str) -> str:
+    """All of stdin, byte for byte.
+
+    Raises: Refused.
+    """
+    if sys.stdin is None:
+        raise Refused(f"{what}: stdin is closed")
+    try:
+        return sys.stdin.buffer.read().decode("utf-8")
+    except UnicodeDecodeError as error:
+        raise Refused(f"{what}: stdin is not UTF-8 at byte {error.start}") from error
+    except OSError as error:
+        raise Refused(f"{what}: cannot read stdin: {error.strerror}") from error
+
+
+def interrupted(as_json: bool) -> None:
+    """End the command as one that Ctrl-C stopped, after what it had was shown.
+
+    Raises: typer.Exit; SystemExit where that was a JSON object, for main() would add one that says no more.
+    """
+    if as_json:
+        raise SystemExit(INTERRUPTED)
+    raise typer.Exit(INTERRUPTED)

@@ -9,6 +9,8 @@ from rich.table import Table
 from rich.text import Text
 
 from bmoe.decide import DecideResult
+from bmoe.decide.perplexity import PerplexityResult
+from bmoe.generate import GenerateResult
 
 WIDTH = 80
 BAR_CELLS = 24  # of WIDTH; fewer in fewer, and none where they would leave no room for the names
@@ -17,6 +19,13 @@ BESIDE_CELLS = 14  # of a line that are neither bar nor name
 SHOWN_CHOICES = 40
 NOTABLE_MASS = 0.1
 MOST_MASS = 0.5
+ENDINGS = {
+    "end": "the model ended it",
+    "stop": "ended by a stop text",
+    "length": "cut off by -n",
+    "context": "cut off: the context is full",
+    "cancelled": "cancelled",
+}
 _EIGHTHS = " ▏▎▍▌▋▊▉█"
 
 
@@ -87,6 +96,46 @@ def percent(mass: float) -> str:
 def printable(text: str) -> str:
     """Text on one line, control characters as escapes."""
     return "".join(letter if letter.isprintable() else repr(letter)[1:-1] for letter in text)
+
+
+def on_screen(text: str) -> str:
+    """Text for a terminal: what would steer it is shown as escapes."""
+    return "".join(letter if letter.isprintable() or letter in "\n\t" else repr(letter)[1:-1] for letter in text)
+
+
+def turn(result: GenerateResult) -> str:
+    """What a turn took and why it ended, in one line."""
+    reused = f" and {result.n_reused} reused" if result.n_reused else ""
+    parts = [f"{result.n_prompt} tokens read{reused} in {result.prefill_s:.2f} s"]
+    if result.n_generated:
+        rate = f", {result.n_generated / result.generate_s:.1f} a second" if result.generate_s > 0 else ""
+        parts.append(f"{result.n_generated} written in {result.generate_s:.2f} s{rate}")
+    return "; ".join([*parts, ENDINGS[result.ending]])
+
+
+def perplexity(result: PerplexityResult, choices: Sequence[str]) -> RenderableType:
+    """The estimate with its standard errors, and the choices as what would follow."""
+    n_scored, n_to_score = len(result.token_logp), result.n_tokens - 1
+    so_far = f" of {n_to_score}, interrupted" if result.cancelled else ""
+    values = {
+        "perplexity": _with_error(result.perplexity, result.perplexity * result.stderr),
+        "nll per token": f"{_with_error(result.nll, result.stderr)} nats",
+        "tokens scored": f"{n_scored}{so_far}",
+    }
+    if not n_scored:
+        del values["perplexity"], values["nll per token"]
+    rows = [Text(f"{logp:9.4f}  {percent(math.exp(logp)):>7}  {choice!r}") for choice, logp in _paired(choices, result)]
+    after = [Text("after the text, log p and p of", "dim"), *rows] if rows else []
+    cost = f"{result.n_prefilled} tokens computed in {result.prefill_s:.2f} s"
+    return Group(facts(values), *after, Text(cost, "dim"))
+
+
+def _paired(choices: Sequence[str], result: PerplexityResult) -> list[tuple[str, float]]:
+    return list(zip(choices, result.choice_logp, strict=True)) if result.choice_logp else []
+
+
+def _with_error(value: float, error: float) -> str:
+    return f"{value:.4f}" if math.isnan(error) else f"{value:.4f} ± {error:.4f}"
 
 
 def facts(values: Mapping[str, Any]) -> RenderableType:
