@@ -34,7 +34,8 @@ class Reasoning:
         self._held = ""
         # before: nothing but blanks so far; inside: reasoning; after: the answer
         self._state = "inside" if inside and self._end else "before" if self._start and self._end else "after"
-        self._fresh = True  # nothing given out yet in this state: blanks around a tag belong to neither side
+        # Nothing given out yet behind a tag: the blanks there belong to neither side.
+        self._fresh = self._state != "after"
 
     def feed(self, text: str) -> Delta:
         self._held += text
@@ -78,7 +79,7 @@ class Reasoning:
 
 
 class Stops:
-    """Text up to the first stop string; what may be the beginning of one is held back."""
+    """Text up to the stop string that is complete first; what may be the beginning of one is held back."""
 
     def __init__(self, stops: Sequence[str]) -> None:
         self._stops = tuple(stops)
@@ -87,10 +88,11 @@ class Stops:
 
     def feed(self, text: str) -> str:
         self._held += text
-        places = [at for at in (self._held.find(stop) for stop in self._stops) if at >= 0]
-        if places:
+        # The one that is complete first, or the text would depend on where it was cut into tokens.
+        found = [(at + len(stop), at) for stop in self._stops if (at := self._held.find(stop)) >= 0]
+        if found:
             self.found = True
-            out, self._held = self._held[: min(places)], ""
+            out, self._held = self._held[: min(found)[1]], ""
             return out
         keep = overlap(self._held, self._stops)
         out, self._held = self._held[: len(self._held) - keep], self._held[len(self._held) - keep :]

@@ -45,7 +45,7 @@ class GenerateRequest:
     system: str | None = None  # begins a conversation: refused with clear_kv False
     template: bool = True  # False: the prompt is raw text, a conversation of its own
     sampling: Sampling = field(default_factory=Sampling)
-    stop: tuple[str, ...] = ()  # the text ends before the first of these
+    stop: tuple[str, ...] = ()  # the text ends before the one of these that is complete first
 
     def __post_init__(self) -> None:
         check_text("prompt", self.prompt)
