@@ -156,6 +156,18 @@ class TestCancel:
             running.sink.wait_for("DECIDE")
             assert finals(running.finish())[0][1]["cancelled"]
 
+    @pytest.mark.parametrize("line", [decide(1), generate(1)])
+    def test_it_is_not_lost_on_a_session_that_is_not_ready_for_it(self, line: dict[str, Any]) -> None:
+        session = FakeSession()
+        session.go.clear()
+        session.starts_after_s = 0.05
+        running = Running(session)
+        running.source.feed(line)
+        running.sink.wait_for("BEGIN")
+        time.sleep(0.01)
+        running.source.feed(CANCEL)
+        assert finals(running.finish())[0][1]["cancelled"]
+
     def test_behind_a_bad_line_it_finds_the_request(self) -> None:
         running = Running()
         running.session.go.clear()
@@ -201,6 +213,16 @@ class TestCancel:
         assert len(refused) > 900
         assert refused[0] == {"id": refused[0]["id"], "fatal": False, "msg": refused[0]["msg"]}
         assert "the queue is full" in refused[0]["msg"]
+
+    def test_what_was_served_makes_room(self) -> None:
+        running = Running(max_queued_bytes=5_000)
+        for number in range(100):
+            running.session.go.clear()
+            running.source.feed(*[decide(number)] * 4)
+            time.sleep(0.001)
+            running.session.go.set()
+            running.sink.wait_for("DECIDE", 4 * number + 4)
+        assert tags(finals(running.finish())) == ["DECIDE"] * 400
 
     def test_five_hundred_at_random_moments(self) -> None:
         """One end each, whatever the moment, and the next request answers as in a fresh session."""

@@ -27,6 +27,7 @@ class FakeSession:
         self.running = threading.Event()
         self.go = threading.Event()
         self.go.set()
+        self.starts_after_s = 0.0
         self.fail: Callable[[Any], None] = lambda request: None
         self.logp = -0.25
         self._cancelled = threading.Event()
@@ -84,6 +85,7 @@ class FakeSession:
 
     def _serve(self, request: DecideRequest | GenerateRequest) -> bool:
         self._cancelled.clear()
+        time.sleep(self.starts_after_s)
         self.asked.append(request)
         self.running.set()
         try:
