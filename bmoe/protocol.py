@@ -8,10 +8,11 @@ import math
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 from bmoe.decide import DecideRequest, DecideResult, Refused
 from bmoe.generate import GenerateRequest, GenerateResult, Sampling, Step
+from bmoe_native.types import Info
 
 VERSION = 1
 MAX_LINE_BYTES = 64 * 2**20
@@ -70,19 +71,6 @@ class Parsed:
 
     command: Command
     ignored: tuple[str, ...] = ()
-
-
-class ModelInfo(Protocol):
-    """What a host is told about the model."""
-
-    @property
-    def arch(self) -> str: ...
-    @property
-    def n_ctx(self) -> int: ...
-    @property
-    def think_ctl(self) -> str: ...
-    @property
-    def n_expert_used(self) -> int: ...
 
 
 class _Whole(int):
@@ -153,7 +141,7 @@ def held_bytes(command: Command) -> int:
     return 512 + sum(8 + sys.getsizeof(text) for text in texts)
 
 
-def ready(info: ModelInfo, *, load_s: float, decide: bool) -> bytes:
+def ready(info: Info, *, load_s: float, decide: bool) -> bytes:
     """The model is open and lines are read."""
     record: dict[str, Any] = {
         "load_s": _finite(load_s),

@@ -7,18 +7,18 @@ import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, Protocol, cast
+from typing import Annotated, Any
 
 import typer
 from typer.core import TyperCommand
 
-from bmoe import protocol
+from bmoe import Session, protocol
 from bmoe.cli import wire
 from bmoe.cli.narrator import Narrator
 from bmoe.cli.opening import LOG_INFO, model_path
 from bmoe.cli.shell import Shell
 from bmoe.cli.texts import file_text, text_or_file
-from bmoe.serve import Answers, End, Outlet, Server, Unheard
+from bmoe.serve import End, Outlet, Server, Unheard
 from bmoe.trace import CsvTrace
 
 HELP = """Serve requests that come as JSON lines on stdin; answers are lines on stdout. For programs.
@@ -55,14 +55,6 @@ class SessionFlags:
     csv: Path | None = None
     progress: bool = False
     verbose: bool = False
-
-
-class Served(Answers, Protocol):
-    """What is opened: a Session."""
-
-    @property
-    def info(self) -> protocol.ModelInfo: ...
-    def close(self) -> None: ...
 
 
 class SessionCommand(TyperCommand):
@@ -161,7 +153,7 @@ def run(shell: Shell, flags: SessionFlags, outlet: Outlet, signals: wire.Signals
     return _EXIT_CODES[end]
 
 
-def _open(shell: Shell, flags: SessionFlags, outlet: Outlet, started: float) -> Served:
+def _open(shell: Shell, flags: SessionFlags, outlet: Outlet, started: float) -> Session:
     path = model_path(shell, flags.model)
     on_load = _Loading(path, outlet, started)
     session = shell.open_session(
@@ -178,7 +170,7 @@ def _open(shell: Shell, flags: SessionFlags, outlet: Outlet, started: float) -> 
         log_level=LOG_INFO,
     )
     on_load(1.0)
-    return cast(Served, session)
+    return session
 
 
 class _Loading:

@@ -2,6 +2,7 @@
 
 import io
 import json
+import math
 import re
 import threading
 import time
@@ -222,6 +223,23 @@ def table(heading: str) -> dict[str, tuple[str, ...]]:
     rows = re.findall(r"^\| `([^`]+)` \|(.*)\|$", section, flags=re.MULTILINE)
     assert rows, heading
     return {name: tuple(cell.strip() for cell in re.split(r"(?<!\\)\|", rest)) for name, rest in rows}
+
+
+def check(tag: str, record: dict[str, Any]) -> None:
+    """A line's keys are those of its table in the contract, in order, and of their types."""
+    documented = table(f"BMOE_{tag}")
+    assert list(record) == list(documented)
+    for key, value in record.items():
+        assert _is_of(value, documented[key][0]), (tag, key, value)
+
+
+def _is_of(value: object, kind: str) -> bool:
+    if kind == "list of float or null":
+        return isinstance(value, list) and all(item is None or _is_of(item, "float") for item in value)
+    if kind == "id":
+        return not isinstance(value, (list, dict))
+    types: dict[str, type] = {"int": int, "float": float, "text": str, "bool": bool}
+    return type(value) is types[kind] and (kind != "float" or math.isfinite(float(str(value))))
 
 
 def _no_constant(name: str) -> None:

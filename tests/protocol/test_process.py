@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from bmoe.trace import COLUMNS
-from tests.protocol.fake import WAIT_S, answers
+from tests.protocol.fake import FINAL, WAIT_S, answers, check
 from tests.protocol.host import FLAGS, ROOT, SESSION, SLOW, begin_slowly, decide, environment, generate, hosted, run
 
 
@@ -27,6 +27,50 @@ class TestServing:
         assert (done.returncode, done.stderr) == (0, b"")
         tags = [tag for tag, _ in answers(done.stdout) if tag != "LOAD"]
         assert tags == ["READY", "BEGIN", "DECIDE", "BEGIN", *["PROGRESS"] * 5, "DONE", "ERROR", "BEGIN", "ERROR"]
+
+    def test_every_line_is_as_the_contract_says(self, model: Path) -> None:
+        """Also where there is nothing to measure: no token asked for, a prompt that is all there, a refused request."""
+        lines = [
+            decide(1),
+            decide(1),
+            decide(2, reuse_prefix=False),
+            generate(3, prompt="My name is é.", stop=["zz"]),
+            generate(4, prompt="What is it?", clear_kv=False, temperature=1.5, top_k=40, top_p=0.9, min_p=0.01, seed=7),
+            decide(5),
+            generate(6, prompt="And now?", clear_kv=False),
+            generate(7, n_predict=0),
+            generate(8, n_predict=0),
+            generate(9, prompt="raw", template=False),
+            generate(10, template=False, clear_kv=False),
+            decide(11, choices=["A", "A"]),
+        ]
+        done = run(*SESSION, "-m", str(model), *FLAGS, data=b"\n".join(json.dumps(line).encode() for line in lines))
+        assert done.returncode == 0
+        parsed = answers(done.stdout)
+        for tag, record in parsed:
+            check(tag, record)
+        assert [(tag, record["id"]) for tag, record in parsed if tag in FINAL] == [
+            *[("DECIDE", 1), ("DECIDE", 1), ("DECIDE", 2), ("DONE", 3), ("DONE", 4), ("DECIDE", 5), ("DONE", 6)],
+            *[("DONE", 7), ("DONE", 8), ("DONE", 9), ("ERROR", 10), ("ERROR", 11)],
+        ]
+        turns = {record["id"]: record for tag, record in parsed if tag == "DONE"}
+        assert turns[4]["n_reused"] > 0
+        assert turns[6]["n_reused"] > turns[4]["n_reused"]
+        assert (turns[7]["tokens"], turns[7]["tok_s"], turns[7]["text"]) == (0, 0.0, "")
+
+    def test_a_turn_cancelled_before_its_first_token(self, model: Path) -> None:
+        with hosted(*SESSION, "-m", str(model), *FLAGS) as host:
+            host.lines.wait_for("READY")
+            host.send(generate(1, prompt=SLOW["prefix"]))
+            host.lines.wait_for("BEGIN")
+            time.sleep(0.3)
+            host.send({"cmd": "cancel"}, generate(2, prompt="x", clear_kv=False), {"cmd": "cancel"}, generate(3))
+            assert host.finish() == 0
+            for tag, record in host.parsed:
+                check(tag, record)
+            first, _, third = (record for _, record in host.finals)
+        assert (first["ending"], first["tokens"], first["tok_s"], first["text"]) == ("cancelled", 0, 0.0, "")
+        assert third["ending"] == "length"
 
     def test_loading_is_told_up_to_the_whole_file(self, model: Path) -> None:
         parsed = answers(run(*SESSION, "-m", str(model), *FLAGS).stdout)
