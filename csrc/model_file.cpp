@@ -208,12 +208,14 @@ int64_t kv_bytes_per_token(const gguf_context *gguf, const std::string &arch) {
 void check_consistent(const gguf_context *gguf, const std::string &path, const std::string &arch) {
     const int64_t n_layer = number_of(gguf, arch + ".block_count", 1);
     const int64_t n_expert = number_of(gguf, arch + ".expert_count", 0);
-    const int64_t n_used = number_of(gguf, arch + ".expert_used_count", 1);  // may be a list, one for each layer
+    const bool says_used = gguf_find_key(gguf, (arch + ".expert_used_count").c_str()) >= 0;
+    // It may be a list, one for each layer.
+    const int64_t n_used = number_of(gguf, arch + ".expert_used_count", n_expert > 0 && says_used ? 1 : 0);
     if (n_layer < 1 || n_layer > MAX_LAYERS) {
         fail(BMOE_E_MODEL, "%s is damaged: it says it has %" PRId64 " layers, possible are 1 to %" PRId64,
              legible(path).c_str(), n_layer, MAX_LAYERS);
     }
-    if (n_expert < 0 || n_expert > MAX_EXPERTS || (n_expert > 0 && (n_used < 1 || n_used > n_expert))) {
+    if (n_expert < 0 || n_expert > MAX_EXPERTS || n_used > n_expert || (n_expert > 0 && n_used < 1)) {
         fail(BMOE_E_MODEL, "%s is damaged: it says it uses %" PRId64 " of %" PRId64 " experts", legible(path).c_str(),
              n_used, n_expert);
     }

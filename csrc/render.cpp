@@ -15,6 +15,7 @@
 #include "log.h"
 #include "os/heap_budget.h"
 #include "os/stack.h"
+#include "template_check.h"
 
 namespace bmoe {
 
@@ -36,8 +37,6 @@ constexpr std::pair<const char *, const char *> USUAL_TAGS[] = {
 };
 
 constexpr size_t MAX_TEMPLATE_BYTES = 1 << 20;
-constexpr size_t MAX_TAG_WORDS = 1024;  // within the brackets of one {{ }} or {% %}
-constexpr size_t MAX_DEPTH = 200;       // of blocks in blocks
 constexpr size_t PARSE_STACK = 64 << 20;
 
 // llama.cpp's engine bounds neither loops nor recursion, and a template comes with a file from anywhere. These are far
@@ -52,45 +51,6 @@ os::HeapBudget::Limits to_render(const std::vector<Message> &messages) {
     const size_t n = messages.size();
     return {(256 << 20) + n * (8 << 20) + 256 * content, 2'000'000 + n * 50'000 + n * n * 500,
             (1 << 20) + n * 1024 + 16 * content, 1 << 20};
-}
-
-bool opens_block(const std::vector<jinja::token> &tokens, size_t at) {
-    const std::string &name = tokens[at].value;
-    if (name != "set") return name == "if" || name == "for" || name == "macro" || name == "call" || name == "filter";
-    for (; at < tokens.size() && tokens[at].t != jinja::token::close_statement; ++at)
-        if (tokens[at].t == jinja::token::equals) return false;
-    return true;
-}
-
-bool closes_block(const std::string &name) {
-    return name == "endif" || name == "endfor" || name == "endmacro" || name == "endcall" || name == "endfilter" ||
-           name == "endset";
-}
-
-// Throws where the parser would recurse deep: it does so for each bracket and block, before it allocates anything.
-void check_depth(const std::vector<jinja::token> &tokens) {
-    size_t words = 0, depth = 0;
-    std::vector<size_t> blocks;  // how much each open block adds: an elif is a block within its if
-    for (size_t i = 0; i < tokens.size(); ++i) {
-        const auto type = tokens[i].t;
-        const bool opens = type == jinja::token::open_statement || type == jinja::token::open_expression;
-        words = opens || type == jinja::token::text ? 0 : words + 1;
-        if (words > MAX_TAG_WORDS)
-            throw std::runtime_error("one of its tags is over " + std::to_string(MAX_TAG_WORDS) + " words long");
-        if (type != jinja::token::open_statement || i + 1 == tokens.size()) continue;
-        if (closes_block(tokens[i + 1].value) && !blocks.empty()) {
-            depth -= blocks.back();
-            blocks.pop_back();
-        } else if (opens_block(tokens, i + 1)) {
-            blocks.push_back(1);
-            ++depth;
-        } else if (tokens[i + 1].value == "elif" && !blocks.empty()) {
-            ++blocks.back();
-            ++depth;
-        }
-        if (depth > MAX_DEPTH)
-            throw std::runtime_error("its blocks are nested over " + std::to_string(MAX_DEPTH) + " deep");
-    }
 }
 
 // What the engine threw, cut to the template's own words: the message after its last "Error: ", on one line.
@@ -206,7 +166,7 @@ void ChatTemplate::read(const std::string &text, const std::string &bos, const s
             throw std::runtime_error("it has " + std::to_string(text.size()) + " bytes, allowed are " +
                                      std::to_string(MAX_TEMPLATE_BYTES));
         const jinja::lexer_result words = jinja::lexer().tokenize(text);
-        check_depth(words.tokens);
+        check_template(words.tokens);
         try_out(words, bos, eos);
         common_chat_templates_ptr llama;
         try {
@@ -341,19 +301,11 @@ std::vector<llama_token> ChatTemplate::own_control(const std::vector<Message> &m
 // then counts as the template's own is not what it writes around harmless messages: refuse it.
 void ChatTemplate::check_marks(const std::vector<Message> &messages, const Rendered &rendered, bool reasoning,
                                bool generate, const SpecialTokens &specials) const {
-    std::string roles{reasoning ? '1' : '0', generate ? '1' : '0'};
-    for (const Message &message : messages) roles += message.role[0];
-    const std::vector<llama_token> found = control_outside(rendered, specials);
-    if (roles == own_roles_ && found == own_control_) return;
-    std::vector<llama_token> own = own_control(messages, reasoning, generate, specials);
-    if (found != own) {
+    if (control_outside(rendered, specials) != own_control(messages, reasoning, generate, specials)) {
         fail(BMOE_E_TEMPLATE,
-             "the chat template makes control tokens out of what a message says; remove from the message what looks "
-             "like "
-             "one");
+             "the chat template writes other control tokens for what these messages say than for plain words, so that "
+             "nobody can tell which are its own; reword what in them looks like markup");
     }
-    own_roles_ = std::move(roles);
-    own_control_ = std::move(own);
 }
 
 Rendered ChatTemplate::render(const std::vector<Message> &messages, bool reasoning, bool generate,

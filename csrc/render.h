@@ -51,9 +51,6 @@ class ChatTemplate {
                                          const SpecialTokens &specials) const;
 
     std::unique_ptr<Parsed> parsed_;
-    // The control tokens the template wrote last for messages of these roles: nearly always those of the next ones.
-    mutable std::string own_roles_;
-    mutable std::vector<llama_token> own_control_;
     bmoe_think_ctl think_ctl_ = BMOE_THINK_NONE;
     std::string think_start_;  // in a prompt
     std::string think_end_;

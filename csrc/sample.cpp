@@ -6,11 +6,14 @@
 
 namespace bmoe {
 
+// Below, a logit divided by it can be infinite, and the draw is from NaN; the likeliest token has all of the mass there.
+static constexpr float LEAST_TEMPERATURE = 1e-4f;
+
 void Engine::start_sampling(const bmoe_sampling &sampling) {
     std::unique_ptr<llama_sampler, FreeSampler> chain(llama_sampler_chain_init(llama_sampler_chain_default_params()));
     if (!chain) throw std::bad_alloc();
     const auto add = [&](llama_sampler *link) { llama_sampler_chain_add(chain.get(), link); };
-    if (sampling.temperature > 0.0f) {
+    if (sampling.temperature >= LEAST_TEMPERATURE) {
         if (sampling.top_k > 0) add(llama_sampler_init_top_k(sampling.top_k));
         if (sampling.top_p < 1.0f) add(llama_sampler_init_top_p(sampling.top_p, 1));
         if (sampling.min_p > 0.0f) add(llama_sampler_init_min_p(sampling.min_p, 1));

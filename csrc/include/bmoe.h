@@ -162,7 +162,7 @@ typedef struct bmoe_message {
 /* How bmoe_sample() chooses, through llama.cpp's samplers in this order: top-k, top-p, min-p, temperature, a draw. */
 typedef struct bmoe_sampling {
     size_t size_bytes;
-    float temperature; /* 0..100; 0: greedy, the likeliest token, and nothing else here acts */
+    float temperature; /* 0..100; below 0.0001 greedy: the likeliest token, and nothing else here acts */
     int32_t top_k;     /* the k likeliest; 0: all */
     float top_p;       /* 0..1: the likeliest that together hold this mass; 1: all */
     float min_p;       /* 0..1: those of at least this share of the likeliest one's probability; 0: all */

@@ -158,3 +158,29 @@ def test_a_kv_cache_that_cannot_fit_is_refused_before_it_is_touched(tmp_path: Pa
     path = tiny.write(tmp_path / "huge.gguf", n_ctx_train=2**31 - 1)
     with pytest.raises(MemoryError, match=r"MiB of KV cache"):
         Engine.open(path, n_ctx=2**31 - 1)
+
+
+@pytest.mark.parametrize(
+    ("arch", "key", "value", "why"),
+    [
+        ("qwen3moe", "qwen3moe.expert_used_count", 9, "uses 9 of 8 experts"),
+        ("qwen3moe", "qwen3moe.expert_used_count", 0, "uses 0 of 8 experts"),
+        ("qwen3moe", "qwen3moe.expert_used_count", None, "uses 0 of 8 experts"),
+        ("qwen3moe", "qwen3moe.expert_count", None, "uses 2 of 0 experts"),
+        ("llama", "llama.block_count", 513, "513 layers, possible are 1 to 512"),
+        ("llama", "llama.block_count", 0, "0 layers, possible are 1 to 512"),
+        ("llama", "tokenizer.ggml.tokens", ["&", "a", "&"], "vocabulary holds .&. twice"),
+    ],
+)
+def test_metadata_that_contradicts_itself_is_refused(
+    tmp_path: Path, arch: str, key: str, value: object, why: str
+) -> None:
+    def contradict(writer: gguf.GGUFWriter) -> None:
+        entry = writer.kv_data[0].pop(key)
+        if value is not None:
+            entry.value = value
+            writer.kv_data[0][key] = entry
+
+    path = tiny.write(tmp_path / "m.gguf", arch=arch, edit=contradict)
+    with pytest.raises(ModelError, match=why):
+        Engine.open(path)

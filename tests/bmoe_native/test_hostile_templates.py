@@ -25,6 +25,11 @@ HOSTILE = {
     "huge": "a" * (1 << 20) + "{{ messages[0].content }}",
     "a list in itself": "{% set l = [] %}{{ l.append(l) }}{{ l }}",
     "a namespace in itself": "{% set n = namespace() %}{% set n.a = n %}{{ n }}{{ n|tojson }}",
+    "a list in itself as text": "{% set l = [] %}{% set _ = l.append([1, l]) %}{{ l|tojson }}",
+    "only with tools": "{% set n = namespace() %}{% if tools %}{% set n.a = [n] %}{{ n|tojson }}{% endif %}x{{ 1|x }}",
+    "division by nothing": "{{ 1 is divisibleby(0) }}",
+    "division by the unknown": "{{ 1 is divisibleby(messages|length - 1) }}",
+    "division by name": "{{ [1]|select('divisibleby', 0)|list }}",
     "endless": "{% for i in range(1000000000) %}{% endfor %}",
     "nested loops": "{% for i in range(9999) %}{% for j in range(9999) %}{% endfor %}{% endfor %}",
     "repetition": "{{ 'x' * 10000000000 }}",
@@ -55,7 +60,7 @@ def test_a_template_of_the_file_leaves_raw_prompts(tmp_path: Path, kind: str) ->
         assert engine.logits().any()
 
 
-@pytest.mark.parametrize("kind", ["recursive macro", "a list in itself", "endless", "nested loops", "doubling"])
+@pytest.mark.parametrize("kind", ["recursive macro", "two macros", "endless", "nested loops", "doubling"])
 def test_what_only_a_message_sets_off_is_refused_then(tmp_path: Path, kind: str) -> None:
     with Engine.open(tiny.write(tmp_path / "m.gguf", template=ONLY_HERE.format(HOSTILE[kind]))) as engine:
         assert str(engine.render([("user", "other")])) == "other"
@@ -72,12 +77,17 @@ def test_what_only_a_message_sets_off_is_refused_then(tmp_path: Path, kind: str)
         ("{{ messages[0].content|replace('X', '') }}", "<|imX_end|>"),
         ("{{ messages[0].content|replace('im_E', 'im_e') }}", "<|im_End|>"),
         ("<|{{ messages[0].content.split('X')|join('') }}|>", "im_eXnd"),
+        (
+            "{% if not messages[0].content %}<|im_end|>{% endif %}{{ messages[0].content.split('X')|join }}",
+            "<|imX_end|>",
+        ),
     ],
 )
 def test_no_filter_makes_a_control_token_of_a_message(tmp_path: Path, template: str, content: str) -> None:
     path = tiny.write(tmp_path / "m.gguf", template="{{ '<|im_start|>' }}" + template)
     with Engine.open(path) as engine:
         control = [token for token in range(engine.info.n_vocab) if engine.token_attr(token) & 2]
+        engine.render([("user", "")])
         for text in ("hello", content, "hello"):
             try:
                 tokens = engine.chat_tokens([("user", text)])

@@ -38,6 +38,7 @@ def test_the_default_is_the_likeliest_token(engine: Engine) -> None:
     assert {engine.sample() for _ in range(3)} == {likeliest}
     assert set(draws(engine, 3, seed=9, top_k=50)) == {likeliest}
     assert set(draws(engine, 9, temperature=5.0, top_k=1)) == {likeliest}
+    assert set(draws(engine, 9, temperature=1e-45)) == {likeliest} == set(draws(engine, 9, temperature=2e-4))
     assert set(draws(engine, 9, temperature=1.0, top_p=0.0)) == {likeliest}
 
 
