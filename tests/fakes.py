@@ -4,10 +4,12 @@ import threading
 from collections.abc import Sequence
 from typing import Any
 
-from bmoe.decide.backend import ChatMessage
+import numpy as np
+
+from bmoe.decide.backend import ChatMessage, Float32Array
 from bmoe_native.errors import ClosedError, TemplateError
-from bmoe_native.types import Info
-from tests.decide.scripted import Outcome, ScriptedBackend
+from bmoe_native.types import TOKEN_CONTROL, TOKEN_END, Info, PrefillResult, Prompt
+from tests.decide.scripted import ASSISTANT, N_SPECIAL, N_VOCAB, SYSTEM, USER, Outcome, ScriptedBackend
 
 INFO = Info(
     arch="qwen3moe",
@@ -38,12 +40,27 @@ INFO = Info(
     think_end="</think>",
 )
 
+END = N_VOCAB - 1  # the token that ends a turn
+ROLES = {"system": SYSTEM, "user": USER, "assistant": ASSISTANT}
+
 
 class ScriptedEngine(ScriptedBackend):
-    """A scripted backend with cancels that stick, as the real one's do; `hold` makes prefills wait for `go`."""
+    """A scripted backend with cancels that stick, as the real one's do; `hold` makes prefills wait for `go`.
 
-    def __init__(self, *, info: Info = INFO, **backend: Any) -> None:
+    It says the tokens of `script`, one turn's after the other's, and ends the turn where they are used up; without a
+    script, what its logits favour.
+    """
+
+    max_rows = 16
+
+    def __init__(
+        self, *, info: Info = INFO, script: Sequence[Sequence[str | bytes]] | None = None, **backend: Any
+    ) -> None:
         super().__init__(**backend)
+        self.script = script
+        self.sampling: list[dict[str, Any]] = []  # of each turn
+        self.spelled: dict[int, bytes] = {END: b"<end>"}
+        self.left: list[int] = []
         self.info = info
         self.closed = False
         self.cancelled = threading.Event()
@@ -62,7 +79,61 @@ class ScriptedEngine(ScriptedBackend):
             raise ClosedError("the engine is closed")
         return super().text_tokens(text, add_bos=add_bos)
 
-    def prefill(self, tokens: Sequence[int]) -> Outcome:
+    def render(self, messages: Sequence[ChatMessage], *, reasoning: bool = False) -> Prompt:
+        """Each role is the byte that is its token, and reasoning is opened by its tag."""
+        if not self.has_template:
+            raise TemplateError("the model has no chat template")
+        text, spans = b"", []
+        for role, content in messages:
+            text += bytes([ROLES[role]])
+            spans.append((len(text), len(text) + len(content.encode())))
+            text += content.encode()
+        tail = self.info.think_start.encode() if reasoning else b""
+        return Prompt(text=text + bytes([ASSISTANT]) + tail, spans=tuple(spans))
+
+    def tokenize(self, text: Prompt, *, add_bos: bool) -> list[int]:
+        tokens = self.text_tokens("", add_bos=add_bos)
+        at = 0
+        for begin, end in (*text.spans, (len(text.text), len(text.text))):
+            tokens += text.text[at:begin]
+            tokens += self.text_tokens(text.text[begin:end].decode(), add_bos=False)
+            at = end
+        return tokens
+
+    def token_attr(self, token: int) -> int:
+        return TOKEN_END | TOKEN_CONTROL if token == END else TOKEN_CONTROL if token < N_SPECIAL else 0
+
+    def detokenize(self, tokens: Sequence[int], *, special: bool = False) -> bytes:
+        return b"".join(self.spelled.get(token) or self.token_text(token).encode() for token in tokens)
+
+    def start_sampling(self, **how: Any) -> None:
+        self.sampling.append(how)
+        turn = len(self.sampling) - 1
+        self.left = []
+        for number, word in enumerate(self.script[turn] if self.script and turn < len(self.script) else ()):
+            token = END - 1 - turn * 64 - number
+            self.spelled[token] = word if isinstance(word, bytes) else word.encode()
+            self.left.append(token)
+
+    def sample(self) -> int:
+        if self.script is None:
+            return int(np.argmax(self.logits()))
+        return self.left.pop(0) if self.left else END
+
+    def prefill_rows(self, tokens: Sequence[int]) -> tuple[PrefillResult, Float32Array]:
+        assert len(tokens) <= self.max_rows, "more rows than there is room for"
+        before = self.pieces
+        outcome = self.prefill(tokens)
+        rows = [self._logits((*before, tuple(tokens[: count + 1]))) for count in range(len(tokens))]
+        return outcome, np.stack(rows)
+
+    def keep_state(self, n_tokens: int) -> None:
+        kept: list[tuple[int, ...]] = []
+        for piece in self.pieces:
+            kept.append(piece[: n_tokens - sum(map(len, kept))])
+        self.pieces = tuple(filter(None, kept))
+
+    def prefill(self, tokens: Sequence[int]) -> PrefillResult:
         assert self._one_call.acquire(blocking=False), "two calls at once"
         try:
             self.computing.set()
@@ -71,8 +142,8 @@ class ScriptedEngine(ScriptedBackend):
                     break
             if self.cancelled.is_set():
                 self.cancelled.clear()
-                return Outcome(cancelled=True, n_tokens=0)
-            return super().prefill(tokens)
+                return told(Outcome(cancelled=True, n_tokens=0))
+            return told(super().prefill(tokens))
         finally:
             self._one_call.release()
 
@@ -90,3 +161,14 @@ class ScriptedEngine(ScriptedBackend):
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+
+def told(outcome: Outcome) -> PrefillResult:
+    """A scripted prefill as the engine tells it."""
+    return PrefillResult(
+        cancelled=outcome.cancelled,
+        n_tokens=outcome.n_tokens,
+        prefill_s=outcome.prefill_s,
+        prefill_cpu_s=outcome.prefill_cpu_s,
+        n_major_faults=0,
+    )

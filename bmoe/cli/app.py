@@ -9,7 +9,7 @@ import typer
 
 from bmoe import BadLogits, FetchError, Refused
 from bmoe.batch import BatchError
-from bmoe.cli import decide, info, models, session
+from bmoe.cli import chat, decide, generate, info, models, perplexity, session
 from bmoe.cli.shell import Shell
 from bmoe.cli.streams import StdoutError
 from bmoe.cli.texts import flags_with_value
@@ -28,6 +28,11 @@ app = typer.Typer(
 )
 app.command("decide", cls=decide.Decide, help=decide.HELP, short_help="Which of these choices would the model answer?")(
     decide.decide
+)
+app.command("generate", cls=generate.Generate, help=generate.HELP, short_help="Let the model write.")(generate.generate)
+app.command("chat", help=chat.HELP, short_help="Talk with a model.")(chat.chat)
+app.command("perplexity", help=perplexity.HELP, short_help="How well does a model foretell a text?")(
+    perplexity.perplexity
 )
 app.command("info")(info.info)
 app.command("session", cls=session.SessionCommand, help=session.HELP, short_help="Serve JSON lines, for programs.")(

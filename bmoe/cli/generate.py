@@ -52,7 +52,7 @@ Texts:
 
 \b
 Ctrl-C ends the answer and keeps what was said. Exit codes:
-  0 answered   1 the engine failed   2 refused or wrong usage   130 interrupted
+  0 answered   1 engine failed   2 refused, wrong usage   130 interrupted
 """
 
 SystemFlag = Annotated[str | None, typer.Option("--system", metavar="TEXT", help="A system message: TEXT or @FILE.")]
@@ -88,7 +88,9 @@ def generate(
     ] = 128,
     system: SystemFlag = None,
     template: TemplateFlag = None,
-    no_template: Annotated[bool, typer.Option("--no-template", help="The prompt is raw text, to be continued.")] = False,
+    no_template: Annotated[
+        bool, typer.Option("--no-template", help="The prompt is raw text, to be continued.")
+    ] = False,
     think: ThinkFlag = False,
     temperature: TemperatureFlag = 0.0,
     top_k: TopKFlag = 0,
@@ -136,7 +138,7 @@ def _generate(shell: Shell, request: GenerateRequest, flags: OpenFlags, as_json:
     if as_json:
         shell.emit({"model": path.name, **asdict(result)})
     elif shell.err.is_terminal:
-        shell.err.print(Text(render.turn(result), "dim"))
+        shell.err.print(Text(render.turn(result), "dim"), soft_wrap=True)
     if result.cancelled:
         interrupted(as_json)
 

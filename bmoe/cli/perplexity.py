@@ -48,14 +48,16 @@ bmoe decide --no-template scores it.
 
 \b
 Ctrl-C shows the estimate so far. Exit codes:
-  0 scored   1 the engine failed   2 refused or wrong usage   130 interrupted
+  0 scored   1 engine failed   2 refused, wrong usage   130 interrupted
 """
 
 
 def perplexity(
     ctx: typer.Context,
-    file: Annotated[str | None, typer.Argument(metavar="[FILE|-]", help="The text, or - for stdin.")] = None,
-    text: Annotated[str | None, typer.Option("--text", metavar="TEXT", help="The text itself, in place of FILE.")] = None,
+    file: Annotated[str | None, typer.Argument(metavar="FILE", help="The text, or - for stdin.")] = None,
+    text: Annotated[
+        str | None, typer.Option("--text", metavar="TEXT", help="The text itself, in place of FILE.")
+    ] = None,
     window: Annotated[
         int, typer.Option("--window", metavar="N", min=0, help="Tokens of a window; 0: the context.")
     ] = 0,
@@ -85,7 +87,8 @@ def perplexity(
     if as_json:
         shell.emit({"model": path.name, **record(result, request.choices, with_tokens=tokens)})
     else:
-        shell.out.print(render.perplexity(result, request.choices))
+        ascii_only = not shell.out.encoding.lower().startswith("utf")
+        shell.out.print(render.perplexity(result, request.choices, ascii_only=ascii_only))
     if result.cancelled:
         interrupted(as_json)
 
@@ -123,9 +126,10 @@ def _text(file: str | None, text: str | None) -> str:
 
 def _scored(shell: Shell, path: Path, request: PerplexityRequest, flags: OpenFlags) -> PerplexityResult:
     columns = (TextColumn("tokens scored"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-    with open_session(shell, path, flags) as session, cancelled_by_ctrl_c(session):
-        with shell.progress(*columns) as progress:
-            task = progress.add_task("tokens scored", total=None)
-            return session.perplexity(
-                request, lambda done, total: progress.update(task, completed=done, total=total)
-            )
+    with (
+        open_session(shell, path, flags) as session,
+        cancelled_by_ctrl_c(session),
+        shell.progress(*columns) as progress,
+    ):
+        task = progress.add_task("tokens scored", total=None)
+        return session.perplexity(request, lambda done, total: progress.update(task, completed=done, total=total))

@@ -20,7 +20,7 @@ SHOWN_CHOICES = 40
 NOTABLE_MASS = 0.1
 MOST_MASS = 0.5
 ENDINGS = {
-    "end": "the model ended it",
+    "end": "complete",
     "stop": "ended by a stop text",
     "length": "cut off by -n",
     "context": "cut off: the context is full",
@@ -108,18 +108,19 @@ def turn(result: GenerateResult) -> str:
     reused = f" and {result.n_reused} reused" if result.n_reused else ""
     parts = [f"{result.n_prompt} tokens read{reused} in {result.prefill_s:.2f} s"]
     if result.n_generated:
-        rate = f", {result.n_generated / result.generate_s:.1f} a second" if result.generate_s > 0 else ""
+        rate = f" ({result.n_generated / result.generate_s:.1f}/s)" if result.generate_s > 0 else ""
         parts.append(f"{result.n_generated} written in {result.generate_s:.2f} s{rate}")
-    return "; ".join([*parts, ENDINGS[result.ending]])
+    return f"{', '.join(parts)}; {ENDINGS[result.ending]}"
 
 
-def perplexity(result: PerplexityResult, choices: Sequence[str]) -> RenderableType:
+def perplexity(result: PerplexityResult, choices: Sequence[str], *, ascii_only: bool = False) -> RenderableType:
     """The estimate with its standard errors, and the choices as what would follow."""
+    sign = "+-" if ascii_only else "±"
     n_scored, n_to_score = len(result.token_logp), result.n_tokens - 1
     so_far = f" of {n_to_score}, interrupted" if result.cancelled else ""
     values = {
-        "perplexity": _with_error(result.perplexity, result.perplexity * result.stderr),
-        "nll per token": f"{_with_error(result.nll, result.stderr)} nats",
+        "perplexity": _with_error(result.perplexity, sign, result.perplexity * result.stderr),
+        "nll per token": f"{_with_error(result.nll, sign, result.stderr)} nats",
         "tokens scored": f"{n_scored}{so_far}",
     }
     if not n_scored:
@@ -134,8 +135,8 @@ def _paired(choices: Sequence[str], result: PerplexityResult) -> list[tuple[str,
     return list(zip(choices, result.choice_logp, strict=True)) if result.choice_logp else []
 
 
-def _with_error(value: float, error: float) -> str:
-    return f"{value:.4f}" if math.isnan(error) else f"{value:.4f} ± {error:.4f}"
+def _with_error(value: float, sign: str, error: float) -> str:
+    return f"{value:.4f}" if math.isnan(error) else f"{value:.4f} {sign} {error:.4f}"
 
 
 def facts(values: Mapping[str, Any]) -> RenderableType:

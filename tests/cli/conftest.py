@@ -2,6 +2,7 @@
 
 import io
 import json
+import sys
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -29,20 +30,25 @@ class Terminal:
     out: str = ""
     err: str = ""
     on_open: Callable[[], None] = lambda: None
+    is_terminal: bool = False
+    streams: tuple[io.StringIO, io.StringIO] = field(default_factory=lambda: (io.StringIO(), io.StringIO()))
     build_info: Callable[[], str] = lambda: "bmoe 1.2.3, llama.cpp abc"
 
     def __call__(self, *argv: str) -> int:
-        out, err = io.StringIO(), io.StringIO()
+        self.streams = out, err = io.StringIO(), io.StringIO()
         shell = Shell(
-            out=Console(file=out, width=80, highlight=False),
-            err=Console(file=err, width=80, highlight=False),
+            out=Console(file=out, width=80, highlight=False, force_terminal=self.is_terminal),
+            err=Console(file=err, width=80, highlight=False, force_terminal=self.is_terminal),
             environ=self.environ,
             open_session=self._open,
             inspect=self._inspect,
             fetch=self._fetch,
             build_info=self.build_info,
         )
-        code = main(argv, shell)
+        try:
+            code = main(argv, shell)
+        except SystemExit as error:
+            code = int(error.code or 0)
         self.out, self.err = out.getvalue(), err.getvalue()
         return code
 
@@ -79,3 +85,25 @@ class Terminal:
 def bmoe(tmp_path: Path) -> Terminal:
     cache = tmp_path / "cache"
     return Terminal(cache=cache, environ={"BMOE_CACHE": str(cache)})
+
+
+@pytest.fixture
+def typed(monkeypatch: pytest.MonkeyPatch) -> Callable[[bytes], None]:
+    """What is piped into stdin."""
+
+    def pipe(data: bytes) -> None:
+        monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(data), encoding="ascii"))
+
+    return pipe
+
+
+@pytest.fixture(scope="session")
+def endless(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A tiny model whose turns end when they are told to, and only then."""
+    from tests import tiny
+
+    def head(rows: Any) -> Any:
+        rows[[index for index, token in enumerate(tiny.vocabulary()[0]) if token.startswith("<|")]] = 0
+        return rows
+
+    return tiny.write(tmp_path_factory.mktemp("endless") / "tiny.gguf", n_ctx_train=16384, head=head)
