@@ -3,7 +3,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 export PATH := $(CURDIR)/$(BIN):$(PATH)
 
-PY_FILES := bmoe bmoe_native csrc/cmake packaging tests examples
+PY_FILES := bmoe bmoe_native csrc/cmake packaging tests examples benchmarks
 LIBRARY_FILES := $(wildcard csrc/*.cpp csrc/*.h csrc/*/*.cpp csrc/*/*.h)
 CXX_FILES := $(LIBRARY_FILES) $(wildcard tests/csrc/*.cpp tests/csrc/*.c examples/c/*.c)
 BUILD_INPUTS := Makefile pyproject.toml $(LIBRARY_FILES) \

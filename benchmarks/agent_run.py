@@ -40,8 +40,8 @@ def main() -> None:
             result = session.decide(request)
             print(
                 f"| {step.name} | {step.elements[result.best]} | {math.exp(max(result.choice_logp)):.3f} "
-                f"| {result.n_reused} / {result.n_prefilled} | {1e3 * result.restore_s:.2f} | {1e3 * result.store_s:.2f} "
-                f"| {result.prefill_s:.2f} | {result.prefix_state_mib:.2f} |"
+                f"| {result.n_reused} / {result.n_prefilled} | {1e3 * result.restore_s:.2f} "
+                f"| {1e3 * result.store_s:.2f} | {result.prefill_s:.2f} | {result.prefix_state_mib:.2f} |"
             )
 
 

@@ -129,6 +129,12 @@ void try_out(const jinja::lexer_result &words, const std::string &bos, const std
 // The text behind the last byte that came from a message: what opens the assistant's turn.
 size_t tail_of(const Rendered &rendered) { return rendered.data.empty() ? 0 : rendered.data.back().end; }
 
+// Whether reasoning begins in the text and does not end.
+bool opens(const std::string &text, const std::string &opener, const std::string &closer) {
+    const size_t at = text.rfind(opener);
+    return at != std::string::npos && text.find(closer, at) == std::string::npos;
+}
+
 void append_part(Rendered &rendered, const jinja::string_part &part) {
     if (part.is_input && !part.val.empty())
         rendered.data.push_back({rendered.text.size(), rendered.text.size() + part.val.size()});
@@ -237,10 +243,11 @@ void ChatTemplate::learn_reasoning() {
         const Rendered off = apply(question, false, true);
         const Rendered on = apply(question, true, true);
         const std::string tail = off.text.substr(tail_of(off));
+        const std::string on_tail = on.text.substr(tail_of(on));
         for (const auto &[opener, closer] : USUAL_TAGS) {
-            const size_t at = tail.rfind(opener);
-            if (think_start_.empty() && at != std::string::npos && tail.find(closer, at) == std::string::npos) {
-                think_start_ = reasoning_start_ = opener;
+            if (think_start_.empty() && opens(tail, opener, closer)) think_start_ = opener;
+            if (reasoning_end_.empty() && (opens(tail, opener, closer) || opens(on_tail, opener, closer))) {
+                reasoning_start_ = opener;
                 reasoning_end_ = closer;
             }
         }
