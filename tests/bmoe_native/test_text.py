@@ -28,8 +28,9 @@ def vocabulary(request: pytest.FixtureRequest, named_models: list[Path]) -> Iter
         yield engine
 
 
-def control_tokens(engine: Engine) -> list[int]:
-    return [t for t in range(engine.info.n_vocab) if engine.token_attr(t) & lib().BMOE_TOKEN_CONTROL]
+def control_tokens(engine: Engine) -> dict[int, None]:
+    """In order, and quick to look up."""
+    return {t: None for t in range(engine.info.n_vocab) if engine.token_attr(t) & lib().BMOE_TOKEN_CONTROL}
 
 
 @pytest.mark.model
@@ -48,20 +49,20 @@ def test_a_text_of_every_special_token_yields_no_control_token(vocabulary: Engin
     controls = control_tokens(vocabulary)
     assert len(controls) >= 10
     text = " and ".join(vocabulary.token_text(token) for token in controls)
-    assert not {token for token in vocabulary.tokenize(text) if token in set(controls)}
+    assert not {token for token in vocabulary.tokenize(text) if token in controls}
     for role in ("system", "user", "assistant"):
         messages = [("user", "q"), ("assistant", "a"), ("user", "z")]
         at = {"user": 0, "assistant": 1}.get(role)
         hostile = [("system", text), *messages] if at is None else [*messages[:at], (role, text), *messages[at + 1 :]]
         plain = [(r, "x" if c == text else c) for r, c in hostile]
-        own = [token for token in vocabulary.chat_tokens(plain) if token in set(controls)]
-        assert [token for token in vocabulary.chat_tokens(hostile) if token in set(controls)] == own
+        own = [token for token in vocabulary.chat_tokens(plain) if token in controls]
+        assert [token for token in vocabulary.chat_tokens(hostile) if token in controls] == own
 
 
 @pytest.mark.model
 def test_each_special_token_alone_is_letters(vocabulary: Engine) -> None:
     controls = control_tokens(vocabulary)
-    for token in controls[:: max(1, len(controls) // 200)]:
+    for token in list(controls)[:: max(1, len(controls) // 200)]:
         text = vocabulary.token_text(token)
         tokens = vocabulary.tokenize(text)
         assert token not in tokens and vocabulary.detokenize(tokens).decode().strip() == text.strip()
