@@ -142,9 +142,9 @@ class Session:
             return self._generator.generate(turn, on_step or (lambda step: None))
 
     def perplexity(
-        self, request: PerplexityRequest | str, on_scored: OnScored = lambda done, total: None
+        self, request: PerplexityRequest | str, on_scored: OnScored = lambda scored: None
     ) -> PerplexityResult:
-        """Score a text; on_scored is called with (tokens scored, tokens to score).
+        """Score a text; on_scored is called as it goes.
 
         Raises: as decide().
         """

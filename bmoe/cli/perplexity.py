@@ -25,7 +25,7 @@ from bmoe.cli.opening import (
 from bmoe.cli.shell import Shell
 from bmoe.cli.texts import file_text, plain
 from bmoe.decide import Refused
-from bmoe.decide.perplexity import PerplexityRequest, PerplexityResult
+from bmoe.decide.perplexity import PerplexityRequest, PerplexityResult, Scored
 
 HELP = """How well does a model foretell a text? Every token is scored; nothing is generated.
 
@@ -125,11 +125,17 @@ def _text(file: str | None, text: str | None) -> str:
 
 
 def _scored(shell: Shell, path: Path, request: PerplexityRequest, flags: OpenFlags) -> PerplexityResult:
-    columns = (TextColumn("tokens scored"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+    so_far = TextColumn("perplexity {task.fields[perplexity]}")
+    columns = (TextColumn("tokens scored"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn(), so_far)
     with (
         open_session(shell, path, flags) as session,
         cancelled_by_ctrl_c(session),
         shell.progress(*columns) as progress,
     ):
-        task = progress.add_task("tokens scored", total=None)
-        return session.perplexity(request, lambda done, total: progress.update(task, completed=done, total=total))
+        task = progress.add_task("tokens scored", total=None, perplexity="...")
+
+        def on_scored(scored: Scored) -> None:
+            estimate = f"{math.exp(min(scored.nll, 700)):.2f}"
+            progress.update(task, completed=scored.n_scored, total=scored.n_to_score, perplexity=estimate)
+
+        return session.perplexity(request, on_scored)

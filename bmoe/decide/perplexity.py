@@ -10,8 +10,17 @@ from bmoe.decide.choices import first_tokens
 from bmoe.decide.score import log_softmax, score
 from bmoe.decide.types import Refused, check_text, checked_texts
 
-OnScored = Callable[[int, int], None]
-"""(tokens scored, tokens to score)"""
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Scored:
+    """How far a text is scored, and what it comes to so far."""
+
+    n_scored: int
+    n_to_score: int
+    nll: float  # mean over those scored, in nats
+
+
+OnScored = Callable[[Scored], None]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -86,6 +95,7 @@ class _Work:
     token_logp: list[float]
     n_prefilled: int = 0
     prefill_s: float = 0.0
+    logp_sum: float = 0.0
 
     def add(self, outcome: PrefillOutcome) -> bool:
         """Whether it goes on."""
@@ -100,7 +110,7 @@ class Perplexity:
     def __init__(self, backend: RowsBackend) -> None:
         self._backend = backend
 
-    def score(self, request: PerplexityRequest, on_scored: OnScored = lambda done, total: None) -> PerplexityResult:
+    def score(self, request: PerplexityRequest, on_scored: OnScored = lambda scored: None) -> PerplexityResult:
         """Score a text.
 
         Raises: Refused before anything is prefilled; BadLogits; whatever the backend raises while it computes.
@@ -157,7 +167,9 @@ class Perplexity:
                 return False
             for offset, row in enumerate(rows):
                 work.token_logp.append(float(log_softmax(row)[tokens[at + offset + 1]]))
-            on_scored(len(work.token_logp), len(tokens) - 1)
+                work.logp_sum += work.token_logp[-1]
+            n_scored = len(work.token_logp)
+            on_scored(Scored(n_scored=n_scored, n_to_score=len(tokens) - 1, nll=-work.logp_sum / n_scored))
         return True
 
 

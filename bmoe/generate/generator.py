@@ -84,9 +84,12 @@ class Generator:
         if not prompt.tokens:
             raise Refused("prompt is empty and the model adds no token of its own: there is nothing to go on from")
         if len(prompt.tokens) > self._backend.n_ctx:
+            before, anew = (
+                ("", "") if request.clear_kv else (" with what was said before", "begin anew with clear_kv, ")
+            )
             raise Refused(
-                f"the prompt is {len(prompt.tokens)} tokens with what was said before, and the context holds "
-                f"{self._backend.n_ctx}: shorten it, begin anew with clear_kv, or open the model with a larger context"
+                f"the prompt is {len(prompt.tokens)} tokens{before}, and the context holds {self._backend.n_ctx}: "
+                f"shorten it, {anew}or open the model with a larger context"
             )
         tags = self._backend.reasoning_tags if request.template else ("", "")
         text = TurnText(tags, in_reasoning=prompt.in_reasoning, stops=request.stop)
@@ -161,11 +164,11 @@ class Generator:
         turn.on_step(step)
 
     def _remember(self, turn: Turn, ending: Ending) -> None:
-        """The turn becomes history; one that was cancelled before it said anything never was."""
+        """The turn becomes history; one that was cut off before it said anything never was."""
         said = turn.text.text
         if not turn.request.template:
             self.conversation.messages = []
-        elif ending != "cancelled" or said:
+        elif said or ending in ("end", "stop"):
             self.conversation.messages = [*turn.messages, ("assistant", said)]
 
     def _result(self, turn: Turn, ending: Ending) -> GenerateResult:

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from bmoe import Session
 from bmoe.decide import BadLogits, Refused
 from bmoe.decide.backend import Float32Array
-from bmoe.decide.perplexity import Perplexity, PerplexityRequest, PerplexityResult, RowsBackend, spans
+from bmoe.decide.perplexity import Perplexity, PerplexityRequest, PerplexityResult, RowsBackend, Scored, spans
 from bmoe_native import Engine
 from tests import tiny
 from tests.decide.scripted import Outcome, ScriptedBackend
@@ -78,11 +78,13 @@ def test_it_is_what_the_definition_gives(tmp_path: Path, family: str, window: in
 def test_progress_and_costs_are_told() -> None:
     backend = ScriptedRows()
     port: RowsBackend = backend
-    seen: list[tuple[int, int]] = []
+    seen: list[Scored] = []
     request = PerplexityRequest(text=TEXT, choices=("A", "B"), window=8, stride=4)
-    result = Perplexity(port).score(request, lambda done, total: seen.append((done, total)))
+    result = Perplexity(port).score(request, seen.append)
     total = len(backend.text_tokens(TEXT, add_bos=True)) - 1
-    assert seen[-1] == (total, total) and seen == sorted(set(seen))
+    assert {scored.n_to_score for scored in seen} == {total} == {seen[-1].n_scored}
+    assert [scored.n_scored for scored in seen] == sorted({scored.n_scored for scored in seen})
+    assert seen[-1].nll == pytest.approx(result.nll)
     assert result.n_prefilled == backend.n_computed and result.prefill_s > 0
     assert backend.position == 0
 

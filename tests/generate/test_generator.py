@@ -131,6 +131,19 @@ def test_a_cancel_keeps_what_was_said_and_nothing_else(can_cut: bool, cancel_at:
     assert backend.rendered == [*past, ("user", "two")]
 
 
+def test_a_turn_that_was_only_read_is_no_history() -> None:
+    backend = ScriptedWriter(b"hello")
+    generator = writer(backend)
+    assert say(generator, "one", n_predict=0)[0].ending == "length"
+    say(generator, "two", clear_kv=False)
+    assert backend.rendered == [("user", "two")]
+    silent = ScriptedWriter(b"")
+    generator = writer(silent)
+    say(generator, "one")
+    say(generator, "two", clear_kv=False)
+    assert silent.rendered == [("user", "one"), ("assistant", ""), ("user", "two")]
+
+
 def test_an_interrupt_leaves_no_wrong_idea_of_the_state() -> None:
     backend = ScriptedWriter(b"hello")
     generator = writer(backend)
