@@ -129,9 +129,10 @@ class Session:
         Raises: Refused and BadLogits, after which the session goes on; EngineError, after which it is over; what
         on_step raises, after which the turn is forgotten.
         """
-        if request.clear_kv and request.template and request.system is None and self._system is not None:
-            request = replace(request, system=self._system)
         with self._request():
+            begins = request.clear_kv or not self._generator.conversation.messages
+            if begins and request.template and request.system is None and self._system is not None:
+                request = replace(request, system=self._system, clear_kv=True)
             turn = self._generator.prepare(request)
             if self._kept is not None:
                 self._kept.drop()

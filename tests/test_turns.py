@@ -121,6 +121,9 @@ def test_the_sessions_system_message_begins_each_conversation(path: Path) -> Non
         say(session, system="Be loud.")
         assert session._generator.conversation.messages[0] == ("system", "Be loud.")
         say(session, "raw", template=False)
+        say(session, "Again", clear_kv=False)
+        assert session._generator.conversation.messages[0] == ("system", "Be brief.")
+        say(session, "raw", template=False)
         assert session._generator.conversation.messages == []
 
 
