@@ -14,7 +14,7 @@ from bmoe import models
 
 ROOT = Path(__file__).resolve().parents[1]
 CACHE = Path(os.environ.get("BMOE_CACHE") or models.default_cache())
-PAGES = {"README.md": 2, "docs/decide.md": 5}  # blocks that run, so that none is passed over in silence
+PAGES = {"README.md": 3, "docs/decide.md": 5}  # blocks that run, so that none is passed over in silence
 FENCE = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 NUMBER = re.compile(r"-?\d+(?:\.\d+)?(?: ?[%s](?!\w))?")
 NOTABLE_MASS = 0.2
