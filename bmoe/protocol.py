@@ -90,6 +90,12 @@ class _Whole(int):
         return self.text if digits <= _MAX_DIGITS else f"{self.text[:8]}... ({digits} digits)"
 
 
+def _whole(text: str) -> int:
+    """Only what Python would write otherwise remembers its text: a line may hold millions of numbers."""
+    short = len(text) <= _MAX_DIGITS
+    return int(text) if short and text != "-0" else _Whole(text)
+
+
 class _Real(float):
     """A number with a fraction or an exponent that remembers its text."""
 
@@ -102,6 +108,12 @@ class _Real(float):
 
     def __repr__(self) -> str:
         return _shown(self.text)
+
+
+def _real(text: str) -> float:
+    """As _whole()."""
+    value = float(text)
+    return value if repr(value) == text else _Real(text)
 
 
 def parse(line: bytes) -> Parsed:
@@ -282,8 +294,8 @@ def _object(line: bytes) -> dict[str, Any]:
     try:
         value = json.loads(
             line.decode("utf-8"),
-            parse_int=_Whole,
-            parse_float=_Real,
+            parse_int=_whole,
+            parse_float=_real,
             parse_constant=_no_constant,
             object_pairs_hook=_unique,
         )

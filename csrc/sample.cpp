@@ -18,7 +18,8 @@ void Engine::start_sampling(const bmoe_sampling &sampling) {
         if (sampling.top_p < 1.0f) add(llama_sampler_init_top_p(sampling.top_p, 1));
         if (sampling.min_p > 0.0f) add(llama_sampler_init_min_p(sampling.min_p, 1));
         add(llama_sampler_init_temp(sampling.temperature));
-        add(llama_sampler_init_dist(sampling.seed));
+        // llama.cpp takes this one seed for "any".
+        add(llama_sampler_init_dist(sampling.seed == LLAMA_DEFAULT_SEED ? sampling.seed - 1 : sampling.seed));
     } else {
         add(llama_sampler_init_greedy());
     }

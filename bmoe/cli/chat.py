@@ -199,8 +199,7 @@ class Chat:
         except (Refused, ArgumentError, BadLogits) as error:
             self._refuse(f"{error}{'' if begins else ' (/new forgets what was said)'}")
             return
-        # What was cut off before anything was said is not remembered, nor then that there was a system message.
-        self.begun = self.begun or result.ending in ("end", "stop") or bool(result.text)
+        self.begun = self.begun or not result.cancelled or bool(result.text)
         self._tell_ending(result)
 
     def _tell_ending(self, result: GenerateResult) -> None:

@@ -1,5 +1,7 @@
 """Where the command begins: before the imports, which take long enough to be interrupted."""
 
+import signal
+
 INTERRUPTED = 130
 
 
@@ -8,6 +10,11 @@ def main() -> int:
     try:
         from bmoe.cli.app import main as run
 
-        return run()
+        code = run()
     except KeyboardInterrupt:
-        return INTERRUPTED
+        code = INTERRUPTED
+    except SystemExit as end:
+        code = end.code if isinstance(end.code, int) else 1
+    if code == INTERRUPTED:
+        signal.signal(signal.SIGINT, signal.SIG_IGN)  # the code is known: Python's own end would let one more kill us
+    return code

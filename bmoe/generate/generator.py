@@ -113,13 +113,13 @@ class Generator:
         while True:
             token = self._backend.sample()
             if self._backend.ends_turn(token):
-                self._last_words(turn)
-                return "end"
+                return self._last_words(turn) or "end"
             turn.costs.n_generated += 1
             delta = turn.text.feed(self._backend.token_bytes(token), control=self._backend.is_control(token))
             ending = self._ending(turn)
             if ending is not None:
                 rest = turn.text.flush()
+                ending = "stop" if turn.text.stopped else ending
                 delta = Delta(text=delta.text + rest.text, reasoning=delta.reasoning + rest.reasoning)
             self._report(turn, delta)
             if ending is not None:
@@ -143,11 +143,12 @@ class Generator:
         turn.costs.n_major_faults += outcome.n_major_faults
         return not outcome.cancelled
 
-    def _last_words(self, turn: Turn) -> None:
-        """What was held back for a tag or a stop string that did not come."""
+    def _last_words(self, turn: Turn) -> Ending | None:
+        """What was held back for a tag or a stop string that did not come; "stop" where it holds another."""
         rest = turn.text.flush()
         if rest.text or rest.reasoning:
             self._report(turn, rest)
+        return "stop" if turn.text.stopped else None
 
     def _report(self, turn: Turn, delta: Delta) -> None:
         now = self._clock()
@@ -164,11 +165,11 @@ class Generator:
         turn.on_step(step)
 
     def _remember(self, turn: Turn, ending: Ending) -> None:
-        """The turn becomes history; one that was cut off before it said anything never was."""
+        """The turn becomes history; one that was cancelled before it said anything never was."""
         said = turn.text.text
         if not turn.request.template:
             self.conversation.messages = []
-        elif said or ending in ("end", "stop"):
+        elif ending != "cancelled" or said:
             self.conversation.messages = [*turn.messages, ("assistant", said)]
 
     def _result(self, turn: Turn, ending: Ending) -> GenerateResult:

@@ -106,11 +106,18 @@ def check_whole(name: str, value: object, low: int, high: int) -> None:
     if isinstance(value, bool) or not isinstance(value, int):
         raise Refused(f"{name} must be a whole number")
     if not low <= value <= high:
-        raise Refused(f"{name} is {value}, allowed are {low} to {high}")
+        raise Refused(f"{name} is {_shown(value)}, allowed are {low} to {high}")
+
+
+def _shown(value: float) -> str:
+    try:
+        return repr(value)
+    except ValueError:  # Python prints no whole number of thousands of digits
+        return "a number of thousands of digits"
 
 
 def _check_number(name: str, value: object, low: float, high: float) -> None:
     if isinstance(value, bool) or not isinstance(value, (int, float)):
         raise Refused(f"{name} must be a number")
     if not low <= value <= high:
-        raise Refused(f"{name} is {value}, allowed are {low:g} to {high:g}")
+        raise Refused(f"{name} is {_shown(value)}, allowed are {low:g} to {high:g}")

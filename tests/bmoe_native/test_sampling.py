@@ -70,6 +70,8 @@ def test_equal_seeds_draw_equally_and_others_do_not(engine: Engine) -> None:
     one = draws(engine, 30, temperature=2.0, seed=1)
     assert draws(engine, 30, temperature=2.0, seed=1) == one
     assert draws(engine, 30, temperature=2.0, seed=2) != one
+    last = draws(engine, 30, temperature=2.0, seed=2**32 - 1)
+    assert draws(engine, 30, temperature=2.0, seed=2**32 - 1) == last != one
 
 
 def test_a_draw_moves_nothing(engine: Engine) -> None:

@@ -131,17 +131,20 @@ def test_a_cancel_keeps_what_was_said_and_nothing_else(can_cut: bool, cancel_at:
     assert backend.rendered == [*past, ("user", "two")]
 
 
-def test_a_turn_that_was_only_read_is_no_history() -> None:
-    backend = ScriptedWriter(b"hello")
+@pytest.mark.parametrize("n_predict", [0, 3])
+def test_a_turn_that_said_nothing_is_remembered(n_predict: int) -> None:
+    backend = ScriptedWriter(b"why</t>yes", tags=("<t>", "</t>"), opens=b"<t>")
     generator = writer(backend)
-    assert say(generator, "one", n_predict=0)[0].ending == "length"
+    first, _ = say(generator, "one", system="be brief", think=True, n_predict=n_predict)
+    assert (first.ending, first.text) == ("length", "")
     say(generator, "two", clear_kv=False)
-    assert backend.rendered == [("user", "two")]
-    silent = ScriptedWriter(b"")
-    generator = writer(silent)
-    say(generator, "one")
-    say(generator, "two", clear_kv=False)
-    assert silent.rendered == [("user", "one"), ("assistant", ""), ("user", "two")]
+    assert backend.rendered == [("system", "be brief"), ("user", "one"), ("assistant", ""), ("user", "two")]
+
+
+@pytest.mark.parametrize("n_predict", [3, 9])
+def test_a_stop_string_in_what_was_held_back_is_one(n_predict: int) -> None:
+    result, _ = say(writer(ScriptedWriter(b"<th", tags=("<think>", "</think>"))), n_predict=n_predict, stop=["<"])
+    assert (result.ending, result.text) == ("stop", "")
 
 
 def test_an_interrupt_leaves_no_wrong_idea_of_the_state() -> None:

@@ -17,6 +17,7 @@ from bmoe.generate import GenerateRequest, Sampling
         ({"n_predict": 1.0}, "n_predict must be a whole number"),
         ({"n_predict": -1}, "n_predict is -1, allowed are 0 to"),
         ({"n_predict": 2**31}, "allowed are 0 to 2147483647"),
+        ({"n_predict": 10**5000}, "n_predict is a number of thousands of digits, allowed"),
         ({"think": 1}, "think must be true or false"),
         ({"clear_kv": None}, "clear_kv must be true or false, not null"),
         ({"template": "no"}, "template must be true or false"),
