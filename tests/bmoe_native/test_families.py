@@ -33,16 +33,26 @@ EXPECTED = {
     "gpt-oss": Expected(n_moe_layer=3, n_swa=32),
     "deepseek2": Expected(n_moe_layer=2),  # the first layer is dense
     "qwen3next": Expected(n_moe_layer=4, is_hybrid=True),
+    "qwen35moe": Expected(n_moe_layer=4, is_hybrid=True),
+    "lfm2moe": Expected(n_moe_layer=3, is_hybrid=True),  # the first layer is dense
     "granitehybrid": Expected(n_moe_layer=4, is_hybrid=True),
     "mamba": Expected(is_recurrent=True),
 }
 # What joins tokens: with all of a model's parts silent it sees the last token only.
 MEMORIES = {
     "qwen3next": ("attn_output.weight", "ssm_out.weight"),
+    "qwen35moe": ("attn_output.weight", "ssm_out.weight"),
     "granitehybrid": ("attn_output.weight", "ssm_out.weight"),
     "mamba": ("ssm_out.weight",),
 }
-FULL_LAYER = {"gemma3": 2, "gemma4": 2, "gpt-oss": 1}
+# What sees all tokens, and how far back the layers reach that remain when it is silent: two layers with a window, which
+# holds the token itself, or two with a convolution of three taps.
+REACH = {
+    "gemma3": ("blk.2.", 2 * (tiny.WINDOW - 1)),
+    "gemma4": ("blk.2.", 2 * (tiny.WINDOW - 1)),
+    "gpt-oss": ("blk.1.", 2 * (tiny.WINDOW - 1)),
+    "lfm2moe": ("", 2 * 2),
+}
 
 every_family = pytest.mark.parametrize("name", tiny.FAMILIES)
 
@@ -183,12 +193,12 @@ def test_each_kind_of_memory_reaches_the_first_token(name: str, tmp_path: Path) 
     np.testing.assert_array_equal(logits(path, changed(PROMPT, 298)), logits(path, PROMPT))
 
 
-@pytest.mark.parametrize("name", FULL_LAYER)
-def test_a_window_forgets_what_full_attention_remembers(name: str, tmp_path: Path) -> None:
-    silent = silencing(f"blk.{FULL_LAYER[name]}.attn_output.weight", f"blk.{FULL_LAYER[name]}.attn_output.bias")
-    path = tiny.write(tmp_path / "windows.gguf", arch=name, change=silent)
+@pytest.mark.parametrize("name", REACH)
+def test_a_window_or_a_convolution_forgets_what_full_attention_remembers(name: str, tmp_path: Path) -> None:
+    layer, reach = REACH[name]
+    silent = silencing(f"{layer}attn_output.weight", f"{layer}attn_output.bias")
+    path = tiny.write(tmp_path / "short.gguf", arch=name, change=silent)
     plain = logits(path, PROMPT)
-    reach = 2 * (tiny.WINDOW - 1)  # two layers have windows, and a window holds the token itself
     np.testing.assert_array_equal(logits(path, changed(PROMPT, 0)), plain)
     np.testing.assert_array_equal(logits(path, changed(PROMPT, 299 - reach - 1)), plain)
     assert np.abs(logits(path, changed(PROMPT, 299 - reach)) - plain).max() > 0

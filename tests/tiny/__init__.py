@@ -82,7 +82,7 @@ def write(
         for part, array in family.layer(layer, draw):
             name = f"blk.{layer}.{part}"
             add_tensor(writer, family, name, change(name, array))
-    writer.add_tensor("output_norm.weight", np.ones(N_EMBD, np.float32))
+    writer.add_tensor(f"{family.output_norm}.weight", np.ones(N_EMBD, np.float32))
     writer.add_tensor("output.weight", head(4 * draw(n_vocab, N_EMBD)))
     writer.write_header_to_file()
     writer.write_kv_data_to_file()

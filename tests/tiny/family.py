@@ -38,6 +38,7 @@ class Family:
     n_layer: int = N_LAYER
     metadata: Mapping[str, Any] = field(default_factory=dict)  # over BASE, without the arch; None leaves a key out
     shared: Callable[[], Tensors] = lambda: iter(())  # tensors of no layer, besides embedding and output
+    output_norm: str = "output_norm"
     expert_type: gguf.GGMLQuantizationType = gguf.GGMLQuantizationType.F32
     tensors_per_shard: int = 0
 
