@@ -18,7 +18,7 @@ from bmoe.generate import GenerateRequest, GenerateResult, Generator, Step
 from bmoe.options import lettered
 from bmoe_native import Engine
 from bmoe_native.errors import ArgumentError, BusyError, ClosedError, EngineError, ForkedError
-from bmoe_native.types import Info
+from bmoe_native.types import Info, Streaming
 
 PREFIX_CACHE_MODES = ("auto", "on", "off")
 
@@ -66,6 +66,8 @@ class Session:
         n_ctx: int = 0,
         n_ubatch: int = 0,
         n_threads: int = 0,
+        streaming: Streaming | None = None,
+        repack: bool = True,
         cache: Path | None = None,
         on_fetch: models.Progress | None = None,
         on_load: Callable[[float], None] | None = None,
@@ -84,6 +86,8 @@ class Session:
             n_ubatch=n_ubatch,
             n_threads=n_threads,
             chat_template=chat_template,
+            streaming=streaming,
+            repack=repack,
             on_log=on_log,
             log_level=log_level,
             on_progress=on_load,

@@ -13,12 +13,13 @@ from bmoe_native.errors import (
     LibraryError,
     LogitsError,
     ModelError,
+    ReadError,
     StateError,
     TemplateError,
     TooLongError,
     UnsupportedError,
 )
-from bmoe_native.types import Counters, Info, PrefillResult, Prompt
+from bmoe_native.types import Counters, Info, PrefillResult, Prompt, Streaming
 
 __all__ = [
     "ArgumentError",
@@ -36,7 +37,9 @@ __all__ = [
     "ModelError",
     "PrefillResult",
     "Prompt",
+    "ReadError",
     "StateError",
+    "Streaming",
     "TemplateError",
     "TooLongError",
     "UnsupportedError",

@@ -61,6 +61,7 @@ def _kinds() -> dict[int, type[errors.EngineError]]:
         c.BMOE_E_STATE: errors.StateError,
         c.BMOE_E_UNSUPPORTED: errors.UnsupportedError,
         c.BMOE_E_LOGITS: errors.LogitsError,
+        c.BMOE_E_READ: errors.ReadError,
     }
 
 

@@ -13,7 +13,7 @@ import numpy.typing as npt
 from bmoe_native import errors
 from bmoe_native._lib import ERROR_TEXT_BYTES, check, ffi, lib, raise_status
 from bmoe_native.hooks import Hooks
-from bmoe_native.types import Counters, Info, PrefillResult, Prompt
+from bmoe_native.types import Counters, Info, PrefillResult, Prompt, Streaming
 
 Float32Array = npt.NDArray[np.float32]
 KV_TYPES = ("f16", "f32")
@@ -66,6 +66,8 @@ class Engine:
         kv_type: str = "f16",
         chat_template: str | None = None,
         inspect: bool = False,
+        streaming: Streaming | None = None,
+        repack: bool = True,
         on_log: Callable[[int, str], None] | None = None,
         log_level: int = LOG_WARN,
         on_progress: Callable[[float], None] | None = None,
@@ -95,6 +97,11 @@ class Engine:
                 raise errors.ArgumentError(f"{name} is {value!r}: not a number of 32 bits") from error
         params.kv_type = KV_TYPES.index(kv_type)
         params.inspect = int(inspect)
+        params.no_repack = int(not repack)
+        if streaming is not None:
+            params.stream, params.no_direct = 1, int(not streaming.direct)
+            params.no_look_ahead = int(not streaming.look_ahead)
+            params.io_threads, params.cache_bytes = streaming.io_threads, streaming.cache_bytes
         template = f.NULL
         if chat_template is not None:
             encoded = _encoded(chat_template, "the chat template")
@@ -142,7 +149,7 @@ class Engine:
         for name in Info.__dataclass_fields__:
             value = getattr(raw, name)
             values[name] = value if isinstance(value, int) else f.string(value).decode("utf-8", "replace")
-        for name in ("is_recurrent", "is_hybrid", "has_template", "adds_bos"):
+        for name in ("is_recurrent", "is_hybrid", "has_template", "adds_bos", "is_streamed", "reads_direct"):
             values[name] = bool(values[name])
         values["kv_type"] = KV_TYPES[raw.kv_type]
         values["think_ctl"] = THINK_CTLS[raw.think_ctl]
@@ -311,6 +318,15 @@ class Engine:
             prefill_s=spent.prefill_s,
             prefill_cpu_s=spent.prefill_cpu_s,
             n_major_faults=spent.n_major_faults,
+            read_bytes=spent.read_bytes,
+            routed_bytes=spent.routed_bytes,
+            ahead_bytes=spent.ahead_bytes,
+            wasted_bytes=spent.wasted_bytes,
+            n_hits=spent.n_hits,
+            n_misses=spent.n_misses,
+            io_s=spent.io_s,
+            stall_s=spent.stall_s,
+            mgmt_s=spent.mgmt_s,
         )
 
     def start_sampling(
@@ -337,6 +353,11 @@ class Engine:
         with self._in_use() as handle:
             check(lib().bmoe_sample(handle, token), handle)
         return int(token[0])
+
+    def set_cache(self, n_bytes: int) -> None:
+        """Change how much of the experts is kept in memory. Raises: ArgumentError, UnsupportedError."""
+        with self._in_use() as handle:
+            check(lib().bmoe_set_cache(handle, n_bytes), handle)
 
     def logits(self) -> Float32Array:
         """Logits of the last prefilled token: float32 [n_vocab], unnormalised, a copy.

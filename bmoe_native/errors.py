@@ -49,6 +49,10 @@ class LogitsError(EngineError):
     """The logits are no distribution: the model or its file is broken. Nothing changed."""
 
 
+class ReadError(EngineError):
+    """An expert could not be read from the model's file. The state is as after a cancel."""
+
+
 class UnsupportedError(EngineError):
     """This model's memory cannot do that. Nothing changed."""
 

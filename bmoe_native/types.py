@@ -8,6 +8,16 @@ TOKEN_END = 32
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Streaming:
+    """Routed experts stay in the model's file, and those that a prompt routes to are read from it."""
+
+    cache_bytes: int = -1  # of experts kept in memory between graphs; -1: from what is available
+    io_threads: int = 0  # that read; 0: 4
+    direct: bool = True  # past the page cache where the file allows it
+    look_ahead: bool = True  # read what the last prompt routed to before this one's router has run
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Info:
     """What an engine sees of its model. Units: bytes and tokens."""
 
@@ -37,6 +47,10 @@ class Info:
     think_ctl: str  # "none", "switch", "closed", "free" or "forced": see bmoe.h
     think_start: str  # before reasoning, in what the model writes or at the end of its prompt; "" where unknown
     think_end: str  # between reasoning and answer
+    is_streamed: bool = False
+    reads_direct: bool = False  # past the page cache
+    streamed_bytes: int = 0  # of experts_bytes
+    cache_bytes: int = 0  # budget of experts kept in memory
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,6 +62,16 @@ class Counters:
     prefill_s: float
     prefill_cpu_s: float
     n_major_faults: int
+    read_bytes: int
+    routed_bytes: int
+    ahead_bytes: int
+    wasted_bytes: int
+    n_hits: int
+    n_misses: int
+    io_s: float
+    stall_s: float
+    mgmt_s: float
+    resident_bytes: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,6 +83,15 @@ class PrefillResult:
     prefill_s: float
     prefill_cpu_s: float
     n_major_faults: int
+    read_bytes: int = 0  # of streamed experts, like what follows
+    routed_bytes: int = 0
+    ahead_bytes: int = 0
+    wasted_bytes: int = 0
+    n_hits: int = 0
+    n_misses: int = 0
+    io_s: float = 0.0
+    stall_s: float = 0.0
+    mgmt_s: float = 0.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -143,6 +143,15 @@ bmoe_open_params checked_params(const bmoe_open_params *given) {
     checked_range(params.n_threads, 0, 512, "n_threads");
     checked_range(params.kv_type, BMOE_KV_F16, BMOE_KV_F32, "kv_type");
     checked_range(params.inspect, 0, 1, "inspect");
+    checked_range(params.stream, 0, 1, "stream");
+    checked_range(params.io_threads, 0, 64, "io_threads");
+    checked_range(params.no_direct, 0, 1, "no_direct");
+    checked_range(params.no_look_ahead, 0, 1, "no_look_ahead");
+    checked_range(params.no_repack, 0, 1, "no_repack");
+    if (params.cache_bytes < -1) {
+        fail(BMOE_E_ARGUMENT, "cache_bytes is %lld: a number of bytes, or -1 for what is available",
+             static_cast<long long>(params.cache_bytes));
+    }
     checked_range(params.log_level, BMOE_LOG_DEBUG, BMOE_LOG_ERROR, "log_level");
     if (!params.chat_template && params.chat_template_bytes > 0)
         fail(BMOE_E_ARGUMENT, "chat_template is NULL and chat_template_bytes is not 0");
@@ -230,6 +239,7 @@ void bmoe_open_params_init(bmoe_open_params *params) {
     *params = bmoe_open_params{};
     params->size_bytes = sizeof *params;
     params->log_level = BMOE_LOG_WARN;
+    params->cache_bytes = -1;
 }
 
 int32_t bmoe_open(bmoe_engine **engine, const char *path, const bmoe_open_params *params, char *error,
@@ -377,6 +387,13 @@ int32_t bmoe_sample(bmoe_engine *handle, int32_t *token) {
     return with_engine(handle, [&](Engine &engine) {
         require(token, "token");
         *token = engine.sample();
+    });
+}
+
+int32_t bmoe_set_cache(bmoe_engine *handle, int64_t n_bytes) {
+    return with_engine(handle, [&](Engine &engine) {
+        if (n_bytes < 0) fail(BMOE_E_ARGUMENT, "the cache cannot hold %lld bytes", static_cast<long long>(n_bytes));
+        engine.set_cache_budget(n_bytes);
     });
 }
 

@@ -53,6 +53,7 @@ Engine::Engine(const std::string &path, const bmoe_open_params &params)
     load_template(params);
     info_.n_threads = params.n_threads > 0 ? params.n_threads : os::usable_cpus();
     if (!params.inspect) create_context(params);
+    choose_budget(params);
     fill_info();
     counters_.size_bytes = sizeof counters_;
 }
@@ -70,6 +71,8 @@ void Engine::load_model(const std::string &path, const bmoe_open_params &params)
     model.progress_callback = Progress::step;
     model.progress_callback_user_data = &progress;
     model.n_gpu_layers = 0;
+    model.use_extra_bufts = !params.no_repack;
+    if (params.stream && !params.inspect) stream_experts(model, params);
     if (params.inspect) {
         model.no_alloc = true;
         model.load_mode = LLAMA_LOAD_MODE_NONE;  // a mapping would be populated
@@ -77,8 +80,9 @@ void Engine::load_model(const std::string &path, const bmoe_open_params &params)
     std::vector<const char *> shards;
     for (const std::string &shard : file_.shards) shards.push_back(shard.c_str());
     log_.first_error.clear();
-    model_.reset(shards.size() == 1 ? llama_model_load_from_file(shards[0], model)
-                                    : llama_model_load_from_splits(shards.data(), shards.size(), model));
+    model_.reset(experts_             ? load_streamed(shards, model)
+                 : shards.size() == 1 ? llama_model_load_from_file(shards[0], model)
+                                      : llama_model_load_from_splits(shards.data(), shards.size(), model));
     if (progress.stopped) fail(BMOE_E_CANCELLED, "loading %s was cancelled", legible(path).c_str());
     if (!model_) fail(BMOE_E_MODEL, "llama.cpp cannot load %s: %s", legible(path).c_str(), why(log_).c_str());
     if (llama_model_has_encoder(model_.get()))
@@ -153,6 +157,10 @@ void Engine::create_context(const bmoe_open_params &params) {
     if (params.kv_type == BMOE_KV_F32) context.flash_attn_type = LLAMA_FLASH_ATTN_TYPE_DISABLED;
     context.abort_callback = should_stop;
     context.abort_callback_data = this;
+    if (experts_) {
+        context.cb_eval = on_node;
+        context.cb_eval_user_data = this;
+    }
     log_.first_error.clear();
     context_.reset(llama_init_from_model(model_.get(), context));
     if (!context_) {

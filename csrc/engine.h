@@ -9,6 +9,8 @@
 
 #include "bmoe.h"
 #include "error.h"
+#include "experts/buffer.h"
+#include "experts/store.h"
 #include "ggml-cpu.h"
 #include "llama.h"
 #include "log.h"
@@ -57,6 +59,7 @@ class Engine {
     // prefill.cpp
     bmoe_counters prefill(const std::vector<llama_token> &tokens);  // what it added to the counters
     bmoe_counters prefill_rows(const std::vector<llama_token> &tokens, float *rows);
+    void set_cache_budget(int64_t bytes);
     int32_t position() const { return position_; }
     const float *logits() const;  // [n_vocab], valid until the next call that moves the state
     void request_cancel() { cancel_ = true; }
@@ -93,11 +96,20 @@ class Engine {
     void decode(llama_token *tokens, int32_t n_tokens, Rows rows);
     void undo_prefill(int32_t position);
     static bool should_stop(void *engine);
+    static bool on_node(ggml_tensor *node, bool ask, void *engine);
+    // streaming.cpp
+    void stream_experts(llama_model_params &model, const bmoe_open_params &params);
+    llama_model *load_streamed(const std::vector<const char *> &shards, const llama_model_params &model);
+    void choose_budget(const bmoe_open_params &params);
+    void update_counters();
 
     LogSink log_;
     ModelFile file_;
     bmoe_info info_{};
     bmoe_counters counters_{};
+    std::unique_ptr<ExpertStore> experts_;  // outlives the model, whose tensors lie in it; null where nothing streams
+    std::unique_ptr<ExpertBufferType> expert_buffers_;
+    llama_model_tensor_buft_override overrides_[2]{};
     std::unique_ptr<ggml_threadpool, FreeThreads> threads_;  // outlives the context that computes on it
     std::unique_ptr<llama_model, FreeModel> model_;
     std::unique_ptr<llama_context, FreeContext> context_;
@@ -111,7 +123,8 @@ class Engine {
     std::atomic<bool> cancel_{false};
     int32_t position_ = 0;
     bool has_logits_ = false;
-    std::string broken_;  // why only close() is left
+    std::string broken_;        // why only close() is left
+    std::string read_failure_;  // of the graph that is running
 };
 
 }  // namespace bmoe

@@ -89,11 +89,13 @@ bool is_expert(const std::string &tensor) {
     return tensor.find("_exps.") != std::string::npos && tensor.find(".ffn_") != std::string::npos;
 }
 
-void add_tensors(ModelFile &model, std::set<std::string> &moe_layers, const gguf_context *gguf) {
+void add_tensors(ModelFile &model, std::set<std::string> &moe_layers, const gguf_context *gguf, int32_t shard) {
     for (int64_t i = 0; i < gguf_get_n_tensors(gguf); ++i) {
         const std::string name = gguf_get_tensor_name(gguf, i);
         const auto bytes = static_cast<int64_t>(gguf_get_tensor_size(gguf, i));
         model.weights_bytes += bytes;
+        model.tensors[name] = {shard, gguf_get_data_offset(gguf) + gguf_get_tensor_offset(gguf, i),
+                               static_cast<uint64_t>(bytes)};
         if (!is_expert(name)) continue;
         model.experts_bytes += bytes;
         moe_layers.insert(name.substr(0, name.find(".ffn_")));
@@ -249,6 +251,12 @@ void mix_file(uint64_t &hash, const gguf_context *gguf, const File &file) {
 
 }  // namespace
 
+bool is_expert_weight(const std::string &tensor) {
+    static const std::string END = "_exps.weight";
+    return is_expert(tensor) && tensor.size() > END.size() &&
+           tensor.compare(tensor.size() - END.size(), END.size(), END) == 0;
+}
+
 ModelFile inspect_model(const std::string &path) {
     ModelFile model;
     const File first(path);
@@ -266,12 +274,12 @@ ModelFile inspect_model(const std::string &path) {
 
     std::set<std::string> moe_layers;
     model.fingerprint = 0xcbf29ce484222325ull;
-    add_tensors(model, moe_layers, gguf.get());
+    add_tensors(model, moe_layers, gguf.get(), 0);
     mix_file(model.fingerprint, gguf.get(), first);
     for (size_t i = 1; i < model.shards.size(); ++i) {
         const File file(model.shards[i]);
         const Gguf shard = read_gguf(model.shards[i], file);
-        add_tensors(model, moe_layers, shard.get());
+        add_tensors(model, moe_layers, shard.get(), static_cast<int32_t>(i));
         mix_file(model.fingerprint, shard.get(), file);
     }
     model.n_moe_layer = static_cast<int32_t>(moe_layers.size());

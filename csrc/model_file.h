@@ -2,10 +2,18 @@
 #pragma once
 
 #include <cstdint>
+#include <map>
 #include <string>
 #include <vector>
 
 namespace bmoe {
+
+// Where a tensor lies.
+struct TensorPlace {
+    int32_t shard;
+    uint64_t offset;  // in the file
+    uint64_t n_bytes;
+};
 
 struct ModelFile {
     std::vector<std::string> shards;  // one path for a whole file
@@ -17,8 +25,12 @@ struct ModelFile {
     int32_t n_expert = 0;
     int32_t n_expert_used = 0;
     int64_t kv_bytes_per_token = 0;  // f16 attention KV; 0 where the metadata does not tell it simply
-    uint64_t fingerprint = 0;        // of the metadata, the sizes and samples of the weights of all shards
+    std::map<std::string, TensorPlace> tensors;
+    uint64_t fingerprint = 0;  // of the metadata, the sizes and samples of the weights of all shards
 };
+
+// Whether a tensor holds the weights of routed experts: what MUL_MAT_ID reads, one slice for each expert.
+bool is_expert_weight(const std::string &tensor);
 
 // Read and check the metadata of a model and of all its shards. No weight is read but for a few sampled pages.
 // Throws Error (BMOE_E_MODEL) that names the file and, for a cut one, the size expected and found.

@@ -13,6 +13,7 @@ using Clock = std::chrono::steady_clock;
 // Called by ggml between two nodes of a graph, on the thread that called prefill.
 bool Engine::should_stop(void *self) {
     auto *engine = static_cast<Engine *>(self);
+    if (!engine->read_failure_.empty()) return true;
     if (engine->cancel_.load(std::memory_order_relaxed)) return true;
     if (!engine->poll_) return false;
     const auto now = Clock::now();
@@ -20,6 +21,25 @@ bool Engine::should_stop(void *self) {
     engine->last_poll_ = now;
     if (engine->poll_(engine->poll_user_) != 0) engine->cancel_ = true;
     return engine->cancel_;
+}
+
+static bmoe_counters difference(const bmoe_counters &now, const bmoe_counters &before) {
+    bmoe_counters spent = now;
+    spent.n_prefill_tokens -= before.n_prefill_tokens;
+    spent.n_graphs -= before.n_graphs;
+    spent.prefill_s -= before.prefill_s;
+    spent.prefill_cpu_s -= before.prefill_cpu_s;
+    spent.n_major_faults -= before.n_major_faults;
+    spent.read_bytes -= before.read_bytes;
+    spent.routed_bytes -= before.routed_bytes;
+    spent.ahead_bytes -= before.ahead_bytes;
+    spent.wasted_bytes -= before.wasted_bytes;
+    spent.n_hits -= before.n_hits;
+    spent.n_misses -= before.n_misses;
+    spent.io_s -= before.io_s;
+    spent.stall_s -= before.stall_s;
+    spent.mgmt_s -= before.mgmt_s;
+    return spent;
 }
 
 // One piece, with the logits of its last token, of all, or of none.
@@ -33,7 +53,15 @@ void Engine::decode(llama_token *tokens, int32_t n_tokens, Rows rows) {
     wanted.back() = rows == Rows::none ? 0 : 1;
     llama_batch batch{n_tokens, tokens, nullptr, positions.data(), n_seqs.data(), sequences.data(), wanted.data()};
     log_.first_error.clear();
+    read_failure_.clear();
+    if (experts_) experts_->begin_graph();
     const int32_t status = llama_decode(context_.get(), batch);
+    if (experts_) experts_->end_graph();
+    if (!read_failure_.empty()) {
+        const std::string why = std::move(read_failure_);
+        read_failure_.clear();
+        throw Error(BMOE_E_READ, why);
+    }
     if (status == 0) {
         position_ += n_tokens;
         counters_.n_prefill_tokens += n_tokens;
@@ -93,7 +121,7 @@ bmoe_counters Engine::compute(const std::vector<llama_token> &tokens, Rows rows)
     std::vector<llama_token> copy = tokens;
     const auto start = Clock::now();
     const os::Usage usage_before = os::process_usage();
-    std::string failure;
+    std::string failure, unread;
     bool cancelled = false;
     has_logits_ = false;
     last_poll_ = start;
@@ -107,7 +135,10 @@ bmoe_counters Engine::compute(const std::vector<llama_token> &tokens, Rows rows)
         has_logits_ = true;
     } catch (const Error &error) {
         cancelled = error.status == BMOE_E_CANCELLED;
-        if (!cancelled) failure = error.what();
+        if (error.status == BMOE_E_READ)
+            unread = error.what();
+        else if (!cancelled)
+            failure = error.what();
     } catch (const std::exception &error) {
         failure = error.what();
     }
@@ -115,16 +146,16 @@ bmoe_counters Engine::compute(const std::vector<llama_token> &tokens, Rows rows)
     counters_.prefill_s += std::chrono::duration<double>(Clock::now() - start).count();
     counters_.prefill_cpu_s += usage.cpu_s - usage_before.cpu_s;
     counters_.n_major_faults += usage.n_major_faults - usage_before.n_major_faults;
+    update_counters();
+    if (!unread.empty()) {
+        undo_prefill(begin);
+        throw Error(BMOE_E_READ, unread);
+    }
     if (!failure.empty()) {
         broken_ = failure;
         fail(BMOE_E_INTERNAL, "%s", failure.c_str());
     }
-    const bmoe_counters spent{sizeof spent,
-                              counters_.n_prefill_tokens - before.n_prefill_tokens,
-                              counters_.n_graphs - before.n_graphs,
-                              counters_.prefill_s - before.prefill_s,
-                              counters_.prefill_cpu_s - before.prefill_cpu_s,
-                              counters_.n_major_faults - before.n_major_faults};
+    const bmoe_counters spent = difference(counters_, before);
     if (cancelled) {
         cancel_ = false;
         undo_prefill(begin);

@@ -41,7 +41,7 @@ extern "C" {
 #endif
 
 /* Moves with any change of a signature, a layout or an enum value. */
-enum bmoe_abi { BMOE_ABI_VERSION = 2 };
+enum bmoe_abi { BMOE_ABI_VERSION = 3 };
 
 typedef struct bmoe_engine bmoe_engine;
 
@@ -59,7 +59,8 @@ enum bmoe_status {
     BMOE_E_STATE = -10,       /* a saved state that does not belong here, or no logits to read yet */
     BMOE_E_UNSUPPORTED = -11, /* this model's memory cannot do that; nothing changed */
     BMOE_E_INTERNAL = -12,    /* llama.cpp failed; only bmoe_close() makes sense afterwards */
-    BMOE_E_LOGITS = -13       /* the logits are no distribution (NaN, or no finite maximum); the model is broken */
+    BMOE_E_LOGITS = -13,      /* the logits are no distribution (NaN, or no finite maximum); the model is broken */
+    BMOE_E_READ = -14         /* an expert could not be read from the model's file; the state is as after a cancel */
 };
 
 enum bmoe_log_level { BMOE_LOG_DEBUG = 1, BMOE_LOG_INFO = 2, BMOE_LOG_WARN = 3, BMOE_LOG_ERROR = 4 };
@@ -111,6 +112,12 @@ typedef struct bmoe_open_params {
     void *progress_user;
     bmoe_poll_fn poll; /* may be NULL */
     void *poll_user;
+    int32_t stream;      /* 1: routed experts stay in the file, and those that a prompt routes to are read from it */
+    int32_t io_threads;  /* that read, 1..64; 0: 4 */
+    int64_t cache_bytes; /* of experts kept in memory from one graph to the next; 0: none; -1: from what is available */
+    int32_t no_direct;   /* 1: read through the page cache */
+    int32_t no_look_ahead; /* 1: read only what a router has asked for */
+    int32_t no_repack;     /* 1: weights are computed with as they lie in the file, streamed or not */
 } bmoe_open_params;
 
 typedef struct bmoe_info {
@@ -141,6 +148,10 @@ typedef struct bmoe_info {
     int32_t think_ctl;    /* bmoe_think_ctl */
     char think_start[64]; /* what the model writes, or its prompt ends with, before reasoning; empty where unknown */
     char think_end[64];   /* and between reasoning and answer. Special tokens as text */
+    int32_t is_streamed;
+    int32_t reads_direct;   /* past the page cache */
+    int64_t streamed_bytes; /* of experts_bytes; 0 where nothing streams */
+    int64_t cache_bytes;    /* budget of experts kept in memory, as opened */
 } bmoe_info;
 
 /* Totals since bmoe_open(); they never fall. */
@@ -151,6 +162,16 @@ typedef struct bmoe_counters {
     double prefill_s;         /* wall seconds inside bmoe_prefill() */
     double prefill_cpu_s;     /* CPU seconds of the whole process during them */
     int64_t n_major_faults;   /* page faults of the process during them that had to read */
+    int64_t read_bytes;       /* asked of the kernel for streamed experts */
+    int64_t routed_bytes;     /* of the experts that graphs asked for */
+    int64_t ahead_bytes;      /* read before a router had asked for them */
+    int64_t wasted_bytes;     /* of those, never asked for */
+    int64_t n_hits;           /* experts asked for that were in memory */
+    int64_t n_misses;
+    double io_s;            /* in which at least one lane was reading */
+    double stall_s;         /* in which computing waited for reads */
+    double mgmt_s;          /* spent on choosing what to keep, and giving back the rest */
+    int64_t resident_bytes; /* of streamed experts in memory now: the one figure here that falls */
 } bmoe_counters;
 
 typedef struct bmoe_message {
@@ -242,8 +263,8 @@ BMOE_API int32_t bmoe_token_attr(bmoe_engine *engine, int32_t token);
  *   tokens    copied; each in [0, n_vocab); n_tokens in [1, n_ctx - position]
  *   spent     what this call added to the counters, set on OK and CANCELLED; its size_bytes must be sizeof(bmoe_counters)
  *             of the caller; may be NULL
- *   returns   BMOE_OK, BMOE_E_ARGUMENT, BMOE_E_TOO_LONG, BMOE_E_CANCELLED, BMOE_E_MEMORY, BMOE_E_INTERNAL
- *   state     moved by n_tokens on OK; as before on ARGUMENT, TOO_LONG and MEMORY; on CANCELLED as before, or empty
+ *   returns   BMOE_OK, BMOE_E_ARGUMENT, BMOE_E_TOO_LONG, BMOE_E_CANCELLED, BMOE_E_READ, BMOE_E_MEMORY, BMOE_E_INTERNAL
+ *   state     moved by n_tokens on OK; as before on ARGUMENT, TOO_LONG and MEMORY; on CANCELLED and READ as before, or empty
  *             where the memory cannot be trimmed (bmoe_position() tells); after another code only
  *             bmoe_close() is allowed
  *   cancel    is noticed within one graph's compute
@@ -256,6 +277,10 @@ BMOE_API int32_t bmoe_prefill(bmoe_engine *engine, const int32_t *tokens, size_t
  *   bits      a row rounds as a piece with that many rows does, not as bmoe_logits() after bmoe_prefill() */
 BMOE_API int32_t bmoe_prefill_rows(bmoe_engine *engine, const int32_t *tokens, size_t n_tokens, float *rows,
                                    size_t rows_cap, bmoe_counters *spent);
+
+/* Change how much of the experts is kept in memory between graphs; what is over it is given back at once.
+ *   returns   BMOE_OK, BMOE_E_ARGUMENT, BMOE_E_UNSUPPORTED (nothing streams) */
+BMOE_API int32_t bmoe_set_cache(bmoe_engine *engine, int64_t n_bytes);
 
 /* Tokens the state holds, 0..n_ctx, or BMOE_E_CLOSED, BMOE_E_BUSY. */
 BMOE_API int32_t bmoe_position(bmoe_engine *engine);

@@ -48,6 +48,7 @@ def calls() -> dict[str, Callable[[Any], int]]:
         "prefill_rows": lambda e: c.bmoe_prefill_rows(e, tokens, 1, logits, N_VOCAB, f.NULL),
         "sampling_start": lambda e: c.bmoe_sampling_start(e, f.NULL),
         "sample": lambda e: c.bmoe_sample(e, tokens),
+        "set_cache": lambda e: c.bmoe_set_cache(e, 1),
         "position": lambda e: c.bmoe_position(e),
         "logits": lambda e: c.bmoe_logits(e, logits, N_VOCAB, size),
         "cancel": lambda e: c.bmoe_cancel(e),

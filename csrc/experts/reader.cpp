@@ -1,0 +1,180 @@
+#include "experts/reader.h"
+
+#include <fcntl.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <chrono>
+#include <cstring>
+
+#include "error.h"
+
+namespace bmoe {
+
+namespace {
+
+constexpr size_t MAX_REQUEST = 4 << 20;  // several lanes share a long range
+
+double now_s() { return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count(); }
+
+// pread until everything is there; the errno, or 0. Ends early, with 0, at the end of the file.
+int read_whole(int file, uint8_t *to, size_t n_bytes, uint64_t offset, size_t &n_read) {
+    n_read = 0;
+    while (n_read < n_bytes) {
+        const ssize_t n = pread(file, to + n_read, n_bytes - n_read, static_cast<off_t>(offset + n_read));
+        if (n < 0 && errno == EINTR) continue;
+        if (n < 0) return errno;
+        if (n == 0) return 0;
+        n_read += static_cast<size_t>(n);
+    }
+    return 0;
+}
+
+}  // namespace
+
+Reader::Reader(const std::vector<std::string> &paths, int32_t n_lanes, bool direct) : direct_(direct) {
+    for (const std::string &path : paths) {
+        File file;
+        file.path = path;
+        file.buffered = open(path.c_str(), O_RDONLY | O_CLOEXEC);
+        struct stat status{};
+        if (file.buffered < 0 || fstat(file.buffered, &status) != 0) {
+            const int why = errno;
+            files_.push_back(file);
+            close_files();
+            fail(BMOE_E_MODEL, "cannot open %s: %s", legible(path).c_str(), strerror(why));
+        }
+        file.size = static_cast<uint64_t>(status.st_size);
+        file.changed_s = status.st_mtim.tv_sec;
+        file.changed_ns = status.st_mtim.tv_nsec;
+        posix_fadvise(file.buffered, 0, 0, POSIX_FADV_RANDOM);  // exactly what is asked for, no window around it
+        if (direct_) file.direct = open(path.c_str(), O_RDONLY | O_CLOEXEC | O_DIRECT);
+        direct_ = direct_ && file.direct >= 0;
+        files_.push_back(file);
+    }
+    for (int32_t i = 0; i < n_lanes; ++i) lanes_.emplace_back([this] { lane(); });
+}
+
+Reader::~Reader() {
+    {
+        const std::lock_guard<std::mutex> lock(mutex_);
+        stop_ = true;
+        urgent_.clear();
+        waiting_.clear();
+    }
+    work_.notify_all();
+    for (std::thread &thread : lanes_) thread.join();
+    close_files();
+}
+
+void Reader::close_files() {
+    for (const File &file : files_) {
+        if (file.direct >= 0) close(file.direct);
+        if (file.buffered >= 0) close(file.buffered);
+    }
+}
+
+void Reader::submit(const std::vector<ReadJob> &jobs, bool urgent) {
+    {
+        const std::lock_guard<std::mutex> lock(mutex_);
+        std::deque<ReadJob> &queue = urgent ? urgent_ : waiting_;
+        queue.insert(queue.end(), jobs.begin(), jobs.end());
+    }
+    work_.notify_all();
+}
+
+void Reader::hurry(const void *owner, int32_t tag) {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    const auto wanted = [&](const ReadJob &job) { return job.owner == owner && job.tag == tag; };
+    std::copy_if(waiting_.begin(), waiting_.end(), std::back_inserter(urgent_), wanted);
+    waiting_.erase(std::remove_if(waiting_.begin(), waiting_.end(), wanted), waiting_.end());
+}
+
+std::vector<ReadJob> Reader::drop_waiting() {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    std::vector<ReadJob> dropped(waiting_.begin(), waiting_.end());
+    waiting_.clear();
+    return dropped;
+}
+
+std::vector<Reader::Done> Reader::collect(bool wait) {
+    std::unique_lock<std::mutex> lock(mutex_);
+    if (wait)
+        done_.wait(lock,
+                   [&] { return !finished_.empty() || (n_running_ == 0 && urgent_.empty() && waiting_.empty()); });
+    std::vector<Done> out;
+    out.swap(finished_);
+    return out;
+}
+
+uint64_t Reader::bytes_read() {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    return bytes_read_;
+}
+
+double Reader::busy_s() {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    return busy_s_ + (n_running_ > 0 ? now_s() - busy_since_ : 0.0);
+}
+
+void Reader::lane() {
+    std::unique_lock<std::mutex> lock(mutex_);
+    while (true) {
+        work_.wait(lock, [&] { return stop_ || !urgent_.empty() || !waiting_.empty(); });
+        if (stop_) return;
+        std::deque<ReadJob> &queue = urgent_.empty() ? waiting_ : urgent_;
+        const ReadJob job = queue.front();
+        queue.pop_front();
+        if (n_running_++ == 0) busy_since_ = now_s();
+        lock.unlock();
+        uint64_t n_read = 0;
+        std::string error = read(job, n_read);
+        lock.lock();
+        bytes_read_ += n_read;
+        if (--n_running_ == 0) busy_s_ += now_s() - busy_since_;
+        finished_.push_back({job.owner, job.tag, std::move(error)});
+        done_.notify_all();
+    }
+}
+
+std::string Reader::read(const ReadJob &job, uint64_t &n_read) const {
+    const File &file = files_[static_cast<size_t>(job.file)];
+    size_t got = 0;
+    int why = EINVAL;
+    if (direct_) {
+        const uint64_t begin = job.offset / BLOCK * BLOCK;
+        const uint64_t end = (job.offset + job.n_bytes + BLOCK - 1) / BLOCK * BLOCK;
+        const size_t lead = job.offset - begin;
+        why = read_whole(file.direct, job.to - lead, end - begin, begin, got);
+        n_read += got;
+        // The last block of a file may be short.
+        if (why == 0 && got >= lead + job.n_bytes) return "";
+    }
+    // EINVAL: this file, or this place of it, takes no direct reads after all.
+    if (!direct_ || why == EINVAL || why == 0) {
+        why = read_whole(file.buffered, job.to, job.n_bytes, job.offset, got);
+        n_read += got;
+        if (why == 0 && got == job.n_bytes) return "";
+    }
+    const std::string where =
+        std::to_string(job.n_bytes) + " bytes at " + std::to_string(job.offset) + " of " + legible(file.path);
+    if (why != 0) return "cannot read " + where + ": " + strerror(why);
+    return "cannot read " + where + ": the file ends after " + std::to_string(job.offset + got);
+}
+
+std::string Reader::changed() const {
+    for (const File &file : files_) {
+        struct stat status{};
+        if (fstat(file.buffered, &status) != 0) return legible(file.path) + ": " + strerror(errno);
+        if (static_cast<uint64_t>(status.st_size) != file.size)
+            return legible(file.path) + " had " + std::to_string(file.size) + " bytes and has " +
+                   std::to_string(status.st_size) + " now";
+        if (status.st_mtim.tv_sec != file.changed_s || status.st_mtim.tv_nsec != file.changed_ns)
+            return legible(file.path) + " was written to while it was open";
+    }
+    return "";
+}
+
+}  // namespace bmoe

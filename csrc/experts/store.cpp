@@ -1,0 +1,272 @@
+#include "experts/store.h"
+
+#include <sys/mman.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <chrono>
+#include <cstring>
+
+#include "error.h"
+
+namespace bmoe {
+
+namespace {
+
+constexpr size_t PAGE = Reader::BLOCK;
+constexpr float DECAY = 0.8f;  // of a score from one graph to the next
+constexpr size_t MAX_REQUEST = 4 << 20;
+
+using Clock = std::chrono::steady_clock;
+
+struct Stopwatch {
+    double &total;
+    Clock::time_point begin = Clock::now();
+    explicit Stopwatch(double &seconds) : total(seconds) {}
+    ~Stopwatch() { total += std::chrono::duration<double>(Clock::now() - begin).count(); }
+};
+
+uintptr_t page_down(uintptr_t address) { return address / PAGE * PAGE; }
+uintptr_t page_up(uintptr_t address) { return page_down(address + PAGE - 1); }
+
+}  // namespace
+
+ExpertStore::ExpertStore(const std::vector<std::string> &paths, const StoreOptions &options)
+    : options_(options), reader_(paths, options.n_lanes, options.direct) {}
+
+ExpertStore::~ExpertStore() {
+    reader_.drop_waiting();
+    while (n_reading_ > 0) {
+        const auto done = reader_.collect(true);
+        if (done.empty()) break;
+        take(done);
+    }
+    for (Layer &layer : layers_)
+        for (Tensor &tensor : layer.tensors) munmap(tensor.range, tensor.range_bytes);
+}
+
+void ExpertStore::add(ggml_tensor *tensor, int32_t layer_number, int32_t file, uint64_t offset) {
+    const size_t lead = offset % PAGE;  // the address agrees with the offset within a page: direct reads land in place
+    Tensor mine{tensor->name, file, offset, tensor->nb[2], nullptr, nullptr, 0};
+    mine.range_bytes = page_up(lead + ggml_nbytes(tensor)) + PAGE;
+    mine.range =
+        mmap(nullptr, mine.range_bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+    if (mine.range == MAP_FAILED) {
+        fail(BMOE_E_MEMORY, "cannot reserve %zu MiB of address space for %s: %s", mine.range_bytes >> 20, tensor->name,
+             strerror(errno));
+    }
+    madvise(mine.range, mine.range_bytes, MADV_NOHUGEPAGE);  // a huge page would hold slices that nobody asked for
+    mine.base = static_cast<uint8_t *>(mine.range) + lead;
+    tensor->data = mine.base;
+    Layer *layer = layer_of(layer_number);
+    if (!layer) {
+        layers_.emplace_back();
+        layer = &layers_.back();
+        layer->number = layer_number;
+        layer->experts.resize(static_cast<size_t>(tensor->ne[2]));
+        index_of_.resize(std::max<size_t>(index_of_.size(), static_cast<size_t>(layer_number) + 1), -1);
+        index_of_[static_cast<size_t>(layer_number)] = static_cast<int32_t>(layers_.size()) - 1;
+    }
+    if (layer->experts.size() != static_cast<size_t>(tensor->ne[2]))
+        fail(BMOE_E_MODEL, "%s has %d experts, other tensors of its layer %zu", tensor->name,
+             static_cast<int>(tensor->ne[2]), layer->experts.size());
+    layer->expert_bytes += static_cast<int64_t>(mine.slice_bytes);
+    layer->tensors.push_back(std::move(mine));
+}
+
+void ExpertStore::finish() {
+    std::sort(layers_.begin(), layers_.end(), [](const Layer &a, const Layer &b) { return a.number < b.number; });
+    total_bytes_ = 0;
+    for (size_t i = 0; i < layers_.size(); ++i) {
+        index_of_[static_cast<size_t>(layers_[i].number)] = static_cast<int32_t>(i);
+        total_bytes_ += layers_[i].expert_bytes * static_cast<int64_t>(layers_[i].experts.size());
+    }
+}
+
+ExpertStore::Layer *ExpertStore::layer_of(int32_t number) {
+    if (number < 0 || static_cast<size_t>(number) >= index_of_.size()) return nullptr;
+    const int32_t index = index_of_[static_cast<size_t>(number)];
+    return index < 0 ? nullptr : &layers_[static_cast<size_t>(index)];
+}
+
+int64_t ExpertStore::layer_bytes() const {
+    int64_t most = 0;
+    for (const Layer &layer : layers_)
+        most = std::max(most, layer.expert_bytes * static_cast<int64_t>(layer.experts.size()));
+    return most;
+}
+
+// Experts of a layer that stay from one graph to the next. Each layer has the same share of its own: a prompt walks the
+// layers in a circle, and one list for all of them would give each expert up just before it is asked for again.
+size_t ExpertStore::quota(const Layer &layer) const {
+    if (total_bytes_ == 0) return 0;
+    const double share = static_cast<double>(options_.budget_bytes) / static_cast<double>(total_bytes_);
+    return static_cast<size_t>(std::min(share, 1.0) * static_cast<double>(layer.experts.size()));
+}
+
+void ExpertStore::begin_graph() {
+    const std::string changed = reader_.changed();
+    if (!changed.empty()) fail(BMOE_E_READ, "the model file changed while it was open: %s", changed.c_str());
+    ++graph_;
+    current_ = -1;
+    failure_.clear();
+    if (options_.look_ahead && !layers_.empty()) ahead_of(0);
+}
+
+// Read what the layer's last graph asked for.
+void ExpertStore::ahead_of(size_t index) {
+    Layer &layer = layers_[index];
+    std::vector<int32_t> ids;
+    for (const int32_t id : layer.last)
+        if (layer.experts[static_cast<size_t>(id)].where == Where::absent) ids.push_back(id);
+    for (const int32_t id : ids) layer.experts[static_cast<size_t>(id)].ahead = true;
+    counters_.bytes_ahead += static_cast<uint64_t>(layer.expert_bytes) * ids.size();
+    read(layer, std::move(ids), false);
+}
+
+void ExpertStore::need(int32_t layer_number, const std::vector<int32_t> &given) {
+    Layer *layer = layer_of(layer_number);
+    if (!layer) return;
+    std::vector<int32_t> ids = given, missing;
+    {
+        const Stopwatch watch(counters_.mgmt_s);
+        std::sort(ids.begin(), ids.end());
+        ids.erase(std::unique(ids.begin(), ids.end()), ids.end());
+        take(reader_.collect(false));
+        const auto index = static_cast<int32_t>(layer - layers_.data());
+        for (const int32_t id : ids) {
+            if (id < 0 || static_cast<size_t>(id) >= layer->experts.size())
+                fail(BMOE_E_INTERNAL, "layer %d routes to expert %d of %zu", layer_number, id, layer->experts.size());
+            Expert &expert = layer->experts[static_cast<size_t>(id)];
+            expert.wanted = true;
+            counters_.bytes_routed += static_cast<uint64_t>(layer->expert_bytes);
+            if (expert.where == Where::absent) {
+                ++counters_.n_misses;
+                missing.push_back(id);
+            } else {
+                expert.where == Where::resident && !expert.ahead ? ++counters_.n_hits : ++counters_.n_misses;
+            }
+            expert.ahead = false;
+        }
+        if (current_ >= 0 && current_ != index) trim(layers_[static_cast<size_t>(current_)]);
+        current_ = index;
+        for (Expert &expert : layer->experts) expert.score *= DECAY;
+        for (const int32_t id : ids) {
+            layer->experts[static_cast<size_t>(id)].score += 1.0f;
+            layer->experts[static_cast<size_t>(id)].used_at = graph_;
+        }
+        layer->last = ids;
+        read(*layer, missing, true);
+    }
+    wait_for(*layer, ids);
+    const auto next = static_cast<size_t>(current_) + 1;
+    if (options_.look_ahead && next < layers_.size()) ahead_of(next);
+}
+
+// Jobs for experts that are absent: adjoining slices of a tensor become one range, long ranges several requests.
+void ExpertStore::read(Layer &layer, std::vector<int32_t> ids, bool urgent) {
+    std::sort(ids.begin(), ids.end());
+    std::vector<ReadJob> jobs;
+    for (const int32_t id : ids) {
+        Expert &expert = layer.experts[static_cast<size_t>(id)];
+        expert.where = Where::reading;
+        for (const Tensor &tensor : layer.tensors) {
+            for (size_t at = 0; at < tensor.slice_bytes; at += MAX_REQUEST) {
+                const size_t begin = static_cast<size_t>(id) * tensor.slice_bytes + at;
+                jobs.push_back({tensor.file, tensor.offset + begin, tensor.base + begin,
+                                std::min(MAX_REQUEST, tensor.slice_bytes - at), &layer, id});
+                ++expert.n_jobs;
+                ++n_reading_;
+            }
+        }
+    }
+    if (!jobs.empty()) reader_.submit(jobs, urgent);
+}
+
+void ExpertStore::take(const std::vector<Reader::Done> &done) {
+    for (const Reader::Done &job : done) {
+        auto *layer = const_cast<Layer *>(static_cast<const Layer *>(job.owner));
+        Expert &expert = layer->experts[static_cast<size_t>(job.tag)];
+        --n_reading_;
+        --expert.n_jobs;
+        if (!job.error.empty() && failure_.empty())
+            failure_ =
+                "expert " + std::to_string(job.tag) + " of layer " + std::to_string(layer->number) + ": " + job.error;
+        if (expert.n_jobs == 0) {
+            expert.where = Where::resident;
+            resident_bytes_ += layer->expert_bytes;
+        }
+    }
+}
+
+void ExpertStore::wait_for(Layer &layer, const std::vector<int32_t> &ids) {
+    const auto is_there = [&](int32_t id) { return layer.experts[static_cast<size_t>(id)].where == Where::resident; };
+    if (!std::all_of(ids.begin(), ids.end(), is_there)) {
+        const Stopwatch watch(counters_.stall_s);
+        for (const int32_t id : ids) reader_.hurry(&layer, id);
+        while (failure_.empty() && !std::all_of(ids.begin(), ids.end(), is_there)) take(reader_.collect(true));
+    }
+    if (!failure_.empty()) fail(BMOE_E_READ, "%s", failure_.c_str());
+}
+
+// A layer has been computed: keep the experts that prompts asked for most, and give the others back.
+void ExpertStore::trim(Layer &layer) {
+    std::vector<int32_t> resident;
+    for (size_t id = 0; id < layer.experts.size(); ++id) {
+        layer.experts[id].wanted = false;
+        if (layer.experts[id].where == Where::resident) resident.push_back(static_cast<int32_t>(id));
+    }
+    const size_t keep = quota(layer);
+    if (resident.size() <= keep) return;
+    std::sort(resident.begin(), resident.end(), [&](int32_t a, int32_t b) {
+        const Expert &x = layer.experts[static_cast<size_t>(a)], &y = layer.experts[static_cast<size_t>(b)];
+        return x.score != y.score ? x.score > y.score : x.used_at != y.used_at ? x.used_at > y.used_at : a < b;
+    });
+    for (size_t i = keep; i < resident.size(); ++i) give_back(layer, resident[i]);
+}
+
+// Whole pages of the slice, and those at its ends that hold nothing of an expert that stays: slices may be far smaller
+// than a page.
+void ExpertStore::give_back(Layer &layer, int32_t id) {
+    const auto index = static_cast<size_t>(id);
+    const auto stays = [&](size_t other) { return layer.experts[other].where != Where::absent; };
+    for (const Tensor &tensor : layer.tensors) {
+        const auto begin = reinterpret_cast<uintptr_t>(tensor.base + index * tensor.slice_bytes);
+        const uintptr_t end = begin + tensor.slice_bytes;
+        uintptr_t first = page_down(begin), last = page_up(end);
+        for (size_t i = index; i > 0 && begin - (index - i) * tensor.slice_bytes > page_down(begin); --i)
+            if (stays(i - 1)) first = page_up(begin);
+        for (size_t i = index + 1;
+             i < layer.experts.size() && end + (i - index - 1) * tensor.slice_bytes < page_up(end); ++i)
+            if (stays(i)) last = page_down(end);
+        if (first < last) madvise(reinterpret_cast<void *>(first), last - first, MADV_DONTNEED);
+    }
+    Expert &expert = layer.experts[index];
+    if (expert.ahead) counters_.bytes_wasted += static_cast<uint64_t>(layer.expert_bytes);
+    expert.ahead = false;
+    expert.where = Where::absent;
+    resident_bytes_ -= layer.expert_bytes;
+}
+
+void ExpertStore::end_graph() {
+    const Stopwatch watch(counters_.mgmt_s);
+    // A guess that did not come to be read is no longer wanted, and one that is being read must land first.
+    for (const ReadJob &job : reader_.drop_waiting()) take({{job.owner, job.tag, "not read"}});
+    while (n_reading_ > 0) take(reader_.collect(true));
+    for (Layer &layer : layers_) trim(layer);
+    current_ = -1;
+}
+
+void ExpertStore::set_budget(int64_t bytes) {
+    options_.budget_bytes = bytes;
+    for (Layer &layer : layers_) trim(layer);
+}
+
+StoreCounters ExpertStore::counters() {
+    StoreCounters now = counters_;
+    now.bytes_read = reader_.bytes_read();
+    now.io_s = reader_.busy_s();
+    return now;
+}
+
+}  // namespace bmoe

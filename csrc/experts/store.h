@@ -1,0 +1,109 @@
+// Which expert slices are in memory: reserved ranges, filled by reads, given back page by page.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "experts/reader.h"
+#include "ggml.h"
+
+namespace bmoe {
+
+struct StoreOptions {
+    int64_t budget_bytes = 0;  // of experts kept from one graph to the next
+    int32_t n_lanes = 4;
+    bool direct = true;
+    bool look_ahead = true;  // read what the last prompt routed to before this one's router has run
+};
+
+// Totals since the store was made; they never fall.
+struct StoreCounters {
+    uint64_t bytes_read = 0;
+    uint64_t bytes_routed = 0;  // of the experts that graphs asked for, each graph's once
+    uint64_t bytes_ahead = 0;   // read before they were asked for
+    uint64_t bytes_wasted = 0;  // of those, never asked for
+    uint64_t n_hits = 0;        // experts asked for that were in memory
+    uint64_t n_misses = 0;
+    double io_s = 0.0;     // in which at least one lane was reading
+    double stall_s = 0.0;  // in which compute waited for reads
+    double mgmt_s = 0.0;   // spent on deciding and giving back
+};
+
+class ExpertStore {
+  public:
+    ExpertStore(const std::vector<std::string> &paths, const StoreOptions &options);
+    ~ExpertStore();
+    ExpertStore(const ExpertStore &) = delete;
+    ExpertStore &operator=(const ExpertStore &) = delete;
+
+    // Reserve a tensor's range and point the tensor at it. n_expert is its third dimension.
+    void add(ggml_tensor *tensor, int32_t layer, int32_t file, uint64_t offset);
+    // All tensors are added.
+    void finish();
+
+    void begin_graph();
+    // Have the experts of a layer in memory. ids may repeat. Throws Error (BMOE_E_READ).
+    void need(int32_t layer, const std::vector<int32_t> &ids);
+    // The graph has been computed, or given up.
+    void end_graph();
+
+    void set_budget(int64_t bytes);
+    int64_t budget_bytes() const { return options_.budget_bytes; }
+    int64_t resident_bytes() const { return resident_bytes_; }
+    int64_t total_bytes() const { return total_bytes_; }
+    int64_t layer_bytes() const;  // of the largest layer with all of its experts
+    bool is_direct() const { return reader_.is_direct(); }
+    StoreCounters counters();
+
+  private:
+    struct Tensor {
+        std::string name;
+        int32_t file;
+        uint64_t offset;
+        size_t slice_bytes;
+        uint8_t *base;  // of expert 0
+        void *range;
+        size_t range_bytes;
+    };
+    enum class Where : uint8_t { absent, reading, resident };
+    struct Expert {
+        Where where = Where::absent;
+        bool ahead = false;    // read or being read before it was asked for
+        bool wanted = false;   // by the graph that is running
+        uint16_t n_jobs = 0;   // of its reads that are not done
+        float score = 0.0f;    // how often prompts asked for it, the last counting most
+        uint64_t used_at = 0;  // graph that asked for it last
+    };
+    struct Layer {
+        int32_t number = -1;
+        std::vector<Tensor> tensors;
+        std::vector<Expert> experts;
+        int64_t expert_bytes = 0;
+        std::vector<int32_t> last;  // what the graph before this asked for
+    };
+
+    Layer *layer_of(int32_t number);
+    void read(Layer &layer, std::vector<int32_t> ids, bool urgent);
+    void take(const std::vector<Reader::Done> &done);
+    void wait_for(Layer &layer, const std::vector<int32_t> &ids);
+    void ahead_of(size_t index);
+    void trim(Layer &layer);
+    void give_back(Layer &layer, int32_t id);
+    size_t quota(const Layer &layer) const;
+
+    StoreOptions options_;
+    Reader reader_;
+    std::vector<Layer> layers_;
+    std::vector<int32_t> index_of_;  // layer number → index, -1
+    int64_t total_bytes_ = 0;
+    int64_t resident_bytes_ = 0;
+    size_t n_reading_ = 0;
+    int32_t current_ = -1;  // index of the layer that is being computed
+    uint64_t graph_ = 0;
+    std::string failure_;
+    StoreCounters counters_;
+};
+
+}  // namespace bmoe
