@@ -99,12 +99,12 @@ bool Engine::on_node(ggml_tensor *node, bool ask, void *self) {
 void Engine::update_counters() {
     if (!experts_) return;
     const StoreCounters now = experts_->counters();
-    counters_.read_bytes = static_cast<int64_t>(now.bytes_read);
-    counters_.routed_bytes = static_cast<int64_t>(now.bytes_routed);
-    counters_.ahead_bytes = static_cast<int64_t>(now.bytes_ahead);
-    counters_.wasted_bytes = static_cast<int64_t>(now.bytes_wasted);
-    counters_.n_hits = static_cast<int64_t>(now.n_hits);
-    counters_.n_misses = static_cast<int64_t>(now.n_misses);
+    counters_.read_bytes = now.bytes_read;
+    counters_.routed_bytes = now.bytes_routed;
+    counters_.ahead_bytes = now.bytes_ahead;
+    counters_.wasted_bytes = now.bytes_wasted;
+    counters_.n_hits = now.n_hits;
+    counters_.n_misses = now.n_misses;
     counters_.io_s = now.io_s;
     counters_.stall_s = now.stall_s;
     counters_.mgmt_s = now.mgmt_s;

@@ -15,8 +15,6 @@ namespace bmoe {
 
 namespace {
 
-constexpr size_t MAX_REQUEST = 4 << 20;  // several lanes share a long range
-
 double now_s() { return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count(); }
 
 // pread until everything is there; the errno, or 0. Ends early, with 0, at the end of the file.
@@ -92,10 +90,12 @@ void Reader::hurry(const void *owner, int32_t tag) {
     waiting_.erase(std::remove_if(waiting_.begin(), waiting_.end(), wanted), waiting_.end());
 }
 
-std::vector<ReadJob> Reader::drop_waiting() {
+std::vector<ReadJob> Reader::drop_waiting(const void *owner) {
     const std::lock_guard<std::mutex> lock(mutex_);
-    std::vector<ReadJob> dropped(waiting_.begin(), waiting_.end());
-    waiting_.clear();
+    const auto stays = [&](const ReadJob &job) { return owner && job.owner != owner; };
+    const auto end = std::stable_partition(waiting_.begin(), waiting_.end(), stays);
+    std::vector<ReadJob> dropped(end, waiting_.end());
+    waiting_.erase(end, waiting_.end());
     return dropped;
 }
 

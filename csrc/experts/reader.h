@@ -42,8 +42,8 @@ class Reader {
     void submit(const std::vector<ReadJob> &jobs, bool urgent);
     // Make jobs of this owner and tag that still wait urgent.
     void hurry(const void *owner, int32_t tag);
-    // Drop what waits and is not urgent; the jobs dropped.
-    std::vector<ReadJob> drop_waiting();
+    // Drop what waits and is not urgent, of one owner or (null) of all; the jobs dropped.
+    std::vector<ReadJob> drop_waiting(const void *owner = nullptr);
     // What is done since the last call; waits for at least one where something is under way and wait is set.
     std::vector<Done> collect(bool wait);
 

@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <cerrno>
 #include <chrono>
+#include <cmath>
 #include <cstring>
 
 #include "error.h"
@@ -14,8 +15,11 @@ namespace bmoe {
 namespace {
 
 constexpr size_t PAGE = Reader::BLOCK;
-constexpr float DECAY = 0.8f;  // of a score from one graph to the next
-constexpr size_t MAX_REQUEST = 4 << 20;
+constexpr float DECAY = 0.8f;            // of a score from one graph to the next
+constexpr size_t MAX_REQUEST = 4 << 20;  // several lanes share a long range
+constexpr size_t ENOUGH_GUESSES = 24;
+constexpr double LEAST_RIGHT = 0.8;
+const float LIKELY = std::log1p(2.0f);  // two tokens of one prompt, or one of each of the last few
 
 using Clock = std::chrono::steady_clock;
 
@@ -110,17 +114,22 @@ void ExpertStore::begin_graph() {
     ++graph_;
     current_ = -1;
     failure_.clear();
-    if (options_.look_ahead && !layers_.empty()) ahead_of(0);
+    n_guessed_ = n_right_ = 0;
+    if (!layers_.empty()) ahead_of(0);
 }
 
-// Read what the layer's last graph asked for.
+// Read what is likely to be asked for, unless such guesses have been wrong in this one: then it is of another
+// topic, and its first layers have shown it.
 void ExpertStore::ahead_of(size_t index) {
+    if (!options_.look_ahead || index >= layers_.size()) return;
+    if (n_guessed_ >= ENOUGH_GUESSES && static_cast<double>(n_right_) < LEAST_RIGHT * static_cast<double>(n_guessed_))
+        return;
     Layer &layer = layers_[index];
     std::vector<int32_t> ids;
-    for (const int32_t id : layer.last)
+    for (const int32_t id : layer.likely)
         if (layer.experts[static_cast<size_t>(id)].where == Where::absent) ids.push_back(id);
     for (const int32_t id : ids) layer.experts[static_cast<size_t>(id)].ahead = true;
-    counters_.bytes_ahead += static_cast<uint64_t>(layer.expert_bytes) * ids.size();
+    counters_.bytes_ahead += layer.expert_bytes * static_cast<int64_t>(ids.size());
     read(layer, std::move(ids), false);
 }
 
@@ -132,14 +141,14 @@ void ExpertStore::need(int32_t layer_number, const std::vector<int32_t> &given) 
         const Stopwatch watch(counters_.mgmt_s);
         std::sort(ids.begin(), ids.end());
         ids.erase(std::unique(ids.begin(), ids.end()), ids.end());
+        judge_guesses(*layer, ids);
         take(reader_.collect(false));
         const auto index = static_cast<int32_t>(layer - layers_.data());
         for (const int32_t id : ids) {
             if (id < 0 || static_cast<size_t>(id) >= layer->experts.size())
                 fail(BMOE_E_INTERNAL, "layer %d routes to expert %d of %zu", layer_number, id, layer->experts.size());
             Expert &expert = layer->experts[static_cast<size_t>(id)];
-            expert.wanted = true;
-            counters_.bytes_routed += static_cast<uint64_t>(layer->expert_bytes);
+            counters_.bytes_routed += layer->expert_bytes;
             if (expert.where == Where::absent) {
                 ++counters_.n_misses;
                 missing.push_back(id);
@@ -150,17 +159,51 @@ void ExpertStore::need(int32_t layer_number, const std::vector<int32_t> &given) 
         }
         if (current_ >= 0 && current_ != index) trim(layers_[static_cast<size_t>(current_)]);
         current_ = index;
-        for (Expert &expert : layer->experts) expert.score *= DECAY;
-        for (const int32_t id : ids) {
-            layer->experts[static_cast<size_t>(id)].score += 1.0f;
-            layer->experts[static_cast<size_t>(id)].used_at = graph_;
-        }
-        layer->last = ids;
+        count_uses(*layer, ids, given);
         read(*layer, missing, true);
     }
     wait_for(*layer, ids);
-    const auto next = static_cast<size_t>(current_) + 1;
-    if (options_.look_ahead && next < layers_.size()) ahead_of(next);
+    ahead_of(static_cast<size_t>(current_) + 1);
+}
+
+// An expert that several tokens of a prompt were routed to is likely to be asked for by the next; one that a single token
+// was routed to, far less so.
+void ExpertStore::count_uses(Layer &layer, const std::vector<int32_t> &ids, const std::vector<int32_t> &given) {
+    std::vector<int32_t> n_tokens(layer.experts.size(), 0);
+    for (const int32_t id : given) ++n_tokens[static_cast<size_t>(id)];
+    for (Expert &expert : layer.experts) expert.score *= DECAY;
+    layer.likely.clear();
+    for (const int32_t id : ids) {
+        Expert &expert = layer.experts[static_cast<size_t>(id)];
+        expert.score += std::log1p(static_cast<float>(n_tokens[static_cast<size_t>(id)]));
+        expert.used_at = graph_;
+        if (expert.score >= LIKELY || given.size() == ids.size()) layer.likely.push_back(id);
+    }
+}
+
+// The router has run: what was guessed right is hurried, and what was guessed wrong and not read yet need not be.
+void ExpertStore::judge_guesses(Layer &layer, const std::vector<int32_t> &ids) {
+    for (const int32_t id : ids) reader_.hurry(&layer, id);
+    drop(reader_.drop_waiting(&layer));
+    for (size_t id = 0; id < layer.experts.size(); ++id) {
+        if (!layer.experts[id].ahead) continue;
+        ++n_guessed_;
+        n_right_ += std::binary_search(ids.begin(), ids.end(), static_cast<int32_t>(id));
+    }
+}
+
+// Reads that will not be done; an expert that some of its reads are missing of is not there.
+void ExpertStore::drop(const std::vector<ReadJob> &jobs) {
+    std::vector<Reader::Done> gone;
+    for (const ReadJob &job : jobs) {
+        auto *layer = const_cast<Layer *>(static_cast<const Layer *>(job.owner));
+        layer->experts[static_cast<size_t>(job.tag)].whole = false;
+        gone.push_back({job.owner, job.tag, ""});
+        const auto unread = static_cast<int64_t>(job.n_bytes);
+        counters_.bytes_ahead -= unread;
+        counters_.bytes_wasted -= unread;  // giving the expert back counts all of it
+    }
+    take(gone);
 }
 
 // Jobs for experts that are absent: adjoining slices of a tensor become one range, long ranges several requests.
@@ -170,6 +213,7 @@ void ExpertStore::read(Layer &layer, std::vector<int32_t> ids, bool urgent) {
     for (const int32_t id : ids) {
         Expert &expert = layer.experts[static_cast<size_t>(id)];
         expert.where = Where::reading;
+        expert.whole = true;
         for (const Tensor &tensor : layer.tensors) {
             for (size_t at = 0; at < tensor.slice_bytes; at += MAX_REQUEST) {
                 const size_t begin = static_cast<size_t>(id) * tensor.slice_bytes + at;
@@ -192,10 +236,11 @@ void ExpertStore::take(const std::vector<Reader::Done> &done) {
         if (!job.error.empty() && failure_.empty())
             failure_ =
                 "expert " + std::to_string(job.tag) + " of layer " + std::to_string(layer->number) + ": " + job.error;
-        if (expert.n_jobs == 0) {
-            expert.where = Where::resident;
-            resident_bytes_ += layer->expert_bytes;
-        }
+        if (!job.error.empty()) expert.whole = false;
+        if (expert.n_jobs > 0) continue;
+        expert.where = Where::resident;
+        resident_bytes_ += layer->expert_bytes;
+        if (!expert.whole) give_back(*layer, job.tag);
     }
 }
 
@@ -203,7 +248,6 @@ void ExpertStore::wait_for(Layer &layer, const std::vector<int32_t> &ids) {
     const auto is_there = [&](int32_t id) { return layer.experts[static_cast<size_t>(id)].where == Where::resident; };
     if (!std::all_of(ids.begin(), ids.end(), is_there)) {
         const Stopwatch watch(counters_.stall_s);
-        for (const int32_t id : ids) reader_.hurry(&layer, id);
         while (failure_.empty() && !std::all_of(ids.begin(), ids.end(), is_there)) take(reader_.collect(true));
     }
     if (!failure_.empty()) fail(BMOE_E_READ, "%s", failure_.c_str());
@@ -213,7 +257,6 @@ void ExpertStore::wait_for(Layer &layer, const std::vector<int32_t> &ids) {
 void ExpertStore::trim(Layer &layer) {
     std::vector<int32_t> resident;
     for (size_t id = 0; id < layer.experts.size(); ++id) {
-        layer.experts[id].wanted = false;
         if (layer.experts[id].where == Where::resident) resident.push_back(static_cast<int32_t>(id));
     }
     const size_t keep = quota(layer);
@@ -242,7 +285,7 @@ void ExpertStore::give_back(Layer &layer, int32_t id) {
         if (first < last) madvise(reinterpret_cast<void *>(first), last - first, MADV_DONTNEED);
     }
     Expert &expert = layer.experts[index];
-    if (expert.ahead) counters_.bytes_wasted += static_cast<uint64_t>(layer.expert_bytes);
+    if (expert.ahead) counters_.bytes_wasted += layer.expert_bytes;
     expert.ahead = false;
     expert.where = Where::absent;
     resident_bytes_ -= layer.expert_bytes;
@@ -251,7 +294,7 @@ void ExpertStore::give_back(Layer &layer, int32_t id) {
 void ExpertStore::end_graph() {
     const Stopwatch watch(counters_.mgmt_s);
     // A guess that did not come to be read is no longer wanted, and one that is being read must land first.
-    for (const ReadJob &job : reader_.drop_waiting()) take({{job.owner, job.tag, "not read"}});
+    drop(reader_.drop_waiting());
     while (n_reading_ > 0) take(reader_.collect(true));
     for (Layer &layer : layers_) trim(layer);
     current_ = -1;
@@ -264,7 +307,7 @@ void ExpertStore::set_budget(int64_t bytes) {
 
 StoreCounters ExpertStore::counters() {
     StoreCounters now = counters_;
-    now.bytes_read = reader_.bytes_read();
+    now.bytes_read = static_cast<int64_t>(reader_.bytes_read());
     now.io_s = reader_.busy_s();
     return now;
 }

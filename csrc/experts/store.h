@@ -20,12 +20,12 @@ struct StoreOptions {
 
 // Totals since the store was made; they never fall.
 struct StoreCounters {
-    uint64_t bytes_read = 0;
-    uint64_t bytes_routed = 0;  // of the experts that graphs asked for, each graph's once
-    uint64_t bytes_ahead = 0;   // read before they were asked for
-    uint64_t bytes_wasted = 0;  // of those, never asked for
-    uint64_t n_hits = 0;        // experts asked for that were in memory
-    uint64_t n_misses = 0;
+    int64_t bytes_read = 0;
+    int64_t bytes_routed = 0;  // of the experts that graphs asked for, each graph's once
+    int64_t bytes_ahead = 0;   // read before they were asked for
+    int64_t bytes_wasted = 0;  // of those, never asked for
+    int64_t n_hits = 0;        // experts asked for that were in memory
+    int64_t n_misses = 0;
     double io_s = 0.0;     // in which at least one lane was reading
     double stall_s = 0.0;  // in which compute waited for reads
     double mgmt_s = 0.0;   // spent on deciding and giving back
@@ -71,7 +71,7 @@ class ExpertStore {
     struct Expert {
         Where where = Where::absent;
         bool ahead = false;    // read or being read before it was asked for
-        bool wanted = false;   // by the graph that is running
+        bool whole = true;     // no read of it was dropped
         uint16_t n_jobs = 0;   // of its reads that are not done
         float score = 0.0f;    // how often prompts asked for it, the last counting most
         uint64_t used_at = 0;  // graph that asked for it last
@@ -81,7 +81,7 @@ class ExpertStore {
         std::vector<Tensor> tensors;
         std::vector<Expert> experts;
         int64_t expert_bytes = 0;
-        std::vector<int32_t> last;  // what the graph before this asked for
+        std::vector<int32_t> likely;  // what the next graph is likely to ask for
     };
 
     Layer *layer_of(int32_t number);
@@ -89,6 +89,9 @@ class ExpertStore {
     void take(const std::vector<Reader::Done> &done);
     void wait_for(Layer &layer, const std::vector<int32_t> &ids);
     void ahead_of(size_t index);
+    void count_uses(Layer &layer, const std::vector<int32_t> &ids, const std::vector<int32_t> &given);
+    void judge_guesses(Layer &layer, const std::vector<int32_t> &ids);
+    void drop(const std::vector<ReadJob> &jobs);
     void trim(Layer &layer);
     void give_back(Layer &layer, int32_t id);
     size_t quota(const Layer &layer) const;
@@ -101,6 +104,8 @@ class ExpertStore {
     int64_t resident_bytes_ = 0;
     size_t n_reading_ = 0;
     int32_t current_ = -1;  // index of the layer that is being computed
+    size_t n_guessed_ = 0;  // experts of this graph that were read ahead and whose router has run by now
+    size_t n_right_ = 0;    // of them, those it asked for
     uint64_t graph_ = 0;
     std::string failure_;
     StoreCounters counters_;
