@@ -10,6 +10,7 @@
 #include "bmoe.h"
 #include "error.h"
 #include "experts/buffer.h"
+#include "experts/router.h"
 #include "experts/store.h"
 #include "ggml-cpu.h"
 #include "llama.h"
@@ -101,6 +102,7 @@ class Engine {
     void stream_experts(llama_model_params &model, const bmoe_open_params &params);
     llama_model *load_streamed(const std::vector<const char *> &shards, const llama_model_params &model);
     void choose_budget(const bmoe_open_params &params);
+    void look_ahead(int32_t layer, const ggml_tensor *topk);
     void update_counters();
 
     LogSink log_;
@@ -110,6 +112,7 @@ class Engine {
     std::unique_ptr<ExpertStore> experts_;  // outlives the model, whose tensors lie in it; null where nothing streams
     std::unique_ptr<ExpertBufferType> expert_buffers_;
     llama_model_tensor_buft_override overrides_[2]{};
+    EarlyRouter early_router_;
     std::unique_ptr<ggml_threadpool, FreeThreads> threads_;  // outlives the context that computes on it
     std::unique_ptr<llama_model, FreeModel> model_;
     std::unique_ptr<llama_context, FreeContext> context_;
@@ -124,6 +127,7 @@ class Engine {
     int32_t position_ = 0;
     bool has_logits_ = false;
     std::string broken_;        // why only close() is left
+    int64_t n_outputs_ = 0;     // tokens of the graph that is running whose logits are wanted
     std::string read_failure_;  // of the graph that is running
 };
 

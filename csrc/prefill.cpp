@@ -54,6 +54,7 @@ void Engine::decode(llama_token *tokens, int32_t n_tokens, Rows rows) {
     llama_batch batch{n_tokens, tokens, nullptr, positions.data(), n_seqs.data(), sequences.data(), wanted.data()};
     log_.first_error.clear();
     read_failure_.clear();
+    n_outputs_ = rows == Rows::all ? n_tokens : rows == Rows::last ? 1 : 0;
     if (experts_) experts_->begin_graph();
     const int32_t status = llama_decode(context_.get(), batch);
     if (experts_) experts_->end_graph();

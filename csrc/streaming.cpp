@@ -5,6 +5,7 @@
 
 #include "engine.h"
 #include "error.h"
+#include "llama-model.h"
 #include "os/mapping.h"
 #include "os/memory.h"
 
@@ -60,6 +61,7 @@ void Engine::choose_budget(const bmoe_open_params &params) {
         const int64_t left = os::available_bytes() - 2 * experts_->layer_bytes();
         experts_->set_budget(std::clamp<int64_t>(left * 8 / 10, 0, experts_->total_bytes()));
     }
+    if (!params.no_look_ahead) early_router_.find(llama_internal_get_tensor_map(model_.get()));
     info_.is_streamed = 1;
     info_.reads_direct = experts_->is_direct();
     info_.streamed_bytes = experts_->total_bytes();
@@ -88,12 +90,23 @@ bool Engine::on_node(ggml_tensor *node, bool ask, void *self) {
                                                                 static_cast<size_t>(token) * node->nb[1]);
             ids.insert(ids.end(), row, row + node->ne[0]);
         }
-        engine->experts_->need(atoi(node->name + strlen(ROUTED)), ids);
+        const int32_t layer = atoi(node->name + strlen(ROUTED));
+        engine->experts_->ask(layer, ids);
+        // While the lanes read, this thread would only wait.
+        engine->look_ahead(layer, node);
+        engine->experts_->wait();
         return true;
     } catch (const std::exception &error) {
         engine->read_failure_ = error.what();
         return false;  // ends this part of the graph; should_stop() ends what would follow
     }
+}
+
+// The last layer computes only the tokens whose logits are wanted.
+void Engine::look_ahead(int32_t layer, const ggml_tensor *topk) {
+    const ggml_tensor *input = EarlyRouter::input_of(topk);
+    const int64_t n_last = layer + 2 == info_.n_layer ? n_outputs_ : topk->ne[1];
+    if (n_last > 0) experts_->look_ahead(layer, early_router_.guess(layer, input, topk->ne[0], n_last));
 }
 
 void Engine::update_counters() {

@@ -115,25 +115,32 @@ void ExpertStore::begin_graph() {
     current_ = -1;
     failure_.clear();
     n_guessed_ = n_right_ = 0;
-    if (!layers_.empty()) ahead_of(0);
+    if (!layers_.empty()) ahead_of(0, layers_[0].likely);
 }
 
 // Read what is likely to be asked for, unless such guesses have been wrong in this one: then it is of another
 // topic, and its first layers have shown it.
-void ExpertStore::ahead_of(size_t index) {
+void ExpertStore::ahead_of(size_t index, const std::vector<int32_t> &guess) {
     if (!options_.look_ahead || index >= layers_.size()) return;
     if (n_guessed_ >= ENOUGH_GUESSES && static_cast<double>(n_right_) < LEAST_RIGHT * static_cast<double>(n_guessed_))
         return;
     Layer &layer = layers_[index];
     std::vector<int32_t> ids;
-    for (const int32_t id : layer.likely)
+    for (const int32_t id : guess)
         if (layer.experts[static_cast<size_t>(id)].where == Where::absent) ids.push_back(id);
     for (const int32_t id : ids) layer.experts[static_cast<size_t>(id)].ahead = true;
     counters_.bytes_ahead += layer.expert_bytes * static_cast<int64_t>(ids.size());
     read(layer, std::move(ids), false);
 }
 
-void ExpertStore::need(int32_t layer_number, const std::vector<int32_t> &given) {
+void ExpertStore::look_ahead(int32_t layer_number, const std::vector<int32_t> &guess) {
+    const Layer *layer = layer_of(layer_number);
+    if (!layer) return;
+    const auto next = static_cast<size_t>(layer - layers_.data()) + 1;
+    if (next < layers_.size()) ahead_of(next, guess.empty() ? layers_[next].likely : guess);
+}
+
+void ExpertStore::ask(int32_t layer_number, const std::vector<int32_t> &given) {
     Layer *layer = layer_of(layer_number);
     if (!layer) return;
     std::vector<int32_t> ids = given, missing;
@@ -162,8 +169,7 @@ void ExpertStore::need(int32_t layer_number, const std::vector<int32_t> &given) 
         count_uses(*layer, ids, given);
         read(*layer, missing, true);
     }
-    wait_for(*layer, ids);
-    ahead_of(static_cast<size_t>(current_) + 1);
+    asked_ = std::move(ids);
 }
 
 // An expert that several tokens of a prompt were routed to is likely to be asked for by the next; one that a single token
@@ -244,11 +250,13 @@ void ExpertStore::take(const std::vector<Reader::Done> &done) {
     }
 }
 
-void ExpertStore::wait_for(Layer &layer, const std::vector<int32_t> &ids) {
+void ExpertStore::wait() {
+    if (current_ < 0) return;
+    const Layer &layer = layers_[static_cast<size_t>(current_)];
     const auto is_there = [&](int32_t id) { return layer.experts[static_cast<size_t>(id)].where == Where::resident; };
-    if (!std::all_of(ids.begin(), ids.end(), is_there)) {
+    if (!std::all_of(asked_.begin(), asked_.end(), is_there)) {
         const Stopwatch watch(counters_.stall_s);
-        while (failure_.empty() && !std::all_of(ids.begin(), ids.end(), is_there)) take(reader_.collect(true));
+        while (failure_.empty() && !std::all_of(asked_.begin(), asked_.end(), is_there)) take(reader_.collect(true));
     }
     if (!failure_.empty()) fail(BMOE_E_READ, "%s", failure_.c_str());
 }

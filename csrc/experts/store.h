@@ -44,8 +44,13 @@ class ExpertStore {
     void finish();
 
     void begin_graph();
-    // Have the experts of a layer in memory. ids may repeat. Throws Error (BMOE_E_READ).
-    void need(int32_t layer, const std::vector<int32_t> &ids);
+    // Begin to have the experts of a layer in memory. ids may repeat.
+    void ask(int32_t layer, const std::vector<int32_t> &ids);
+    // Read ahead, behind what was asked for, what the layer after it is likely to ask for; where guess is empty, what it
+    // asked for before.
+    void look_ahead(int32_t layer, const std::vector<int32_t> &guess);
+    // Wait until what was asked for is there. Throws Error (BMOE_E_READ).
+    void wait();
     // The graph has been computed, or given up.
     void end_graph();
 
@@ -87,8 +92,7 @@ class ExpertStore {
     Layer *layer_of(int32_t number);
     void read(Layer &layer, std::vector<int32_t> ids, bool urgent);
     void take(const std::vector<Reader::Done> &done);
-    void wait_for(Layer &layer, const std::vector<int32_t> &ids);
-    void ahead_of(size_t index);
+    void ahead_of(size_t index, const std::vector<int32_t> &guess);
     void count_uses(Layer &layer, const std::vector<int32_t> &ids, const std::vector<int32_t> &given);
     void judge_guesses(Layer &layer, const std::vector<int32_t> &ids);
     void drop(const std::vector<ReadJob> &jobs);
@@ -103,9 +107,10 @@ class ExpertStore {
     int64_t total_bytes_ = 0;
     int64_t resident_bytes_ = 0;
     size_t n_reading_ = 0;
-    int32_t current_ = -1;  // index of the layer that is being computed
-    size_t n_guessed_ = 0;  // experts of this graph that were read ahead and whose router has run by now
-    size_t n_right_ = 0;    // of them, those it asked for
+    int32_t current_ = -1;        // index of the layer that is being computed
+    std::vector<int32_t> asked_;  // of it
+    size_t n_guessed_ = 0;        // experts of this graph that were read ahead and whose router has run by now
+    size_t n_right_ = 0;          // of them, those it asked for
     uint64_t graph_ = 0;
     std::string failure_;
     StoreCounters counters_;
