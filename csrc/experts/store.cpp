@@ -5,7 +5,6 @@
 #include <algorithm>
 #include <cerrno>
 #include <chrono>
-#include <cmath>
 #include <cstring>
 
 #include "error.h"
@@ -15,11 +14,11 @@ namespace bmoe {
 namespace {
 
 constexpr size_t PAGE = Reader::BLOCK;
-constexpr float DECAY = 0.8f;            // of a score from one graph to the next
+constexpr uint32_t USE = 256;  // what a use adds to a score for each doubling of its tokens; a fifth is lost per graph
 constexpr size_t MAX_REQUEST = 4 << 20;  // several lanes share a long range
 constexpr size_t ENOUGH_GUESSES = 24;
 constexpr double LEAST_RIGHT = 0.8;
-const float LIKELY = std::log1p(2.0f);  // two tokens of one prompt, or one of each of the last few
+constexpr uint32_t LIKELY = 2 * USE;  // two tokens of one graph, or one of each of the last few
 
 using Clock = std::chrono::steady_clock;
 
@@ -177,11 +176,11 @@ void ExpertStore::ask(int32_t layer_number, const std::vector<int32_t> &given) {
 void ExpertStore::count_uses(Layer &layer, const std::vector<int32_t> &ids, const std::vector<int32_t> &given) {
     std::vector<int32_t> n_tokens(layer.experts.size(), 0);
     for (const int32_t id : given) ++n_tokens[static_cast<size_t>(id)];
-    for (Expert &expert : layer.experts) expert.score *= DECAY;
+    for (Expert &expert : layer.experts) expert.score -= expert.score / 5;
     layer.likely.clear();
     for (const int32_t id : ids) {
         Expert &expert = layer.experts[static_cast<size_t>(id)];
-        expert.score += std::log1p(static_cast<float>(n_tokens[static_cast<size_t>(id)]));
+        for (int32_t n = n_tokens[static_cast<size_t>(id)]; n > 0; n /= 2) expert.score += USE;
         expert.used_at = graph_;
         if (expert.score >= LIKELY || given.size() == ids.size()) layer.likely.push_back(id);
     }

@@ -78,7 +78,7 @@ class ExpertStore {
         bool ahead = false;    // read or being read before it was asked for
         bool whole = true;     // no read of it was dropped
         uint16_t n_jobs = 0;   // of its reads that are not done
-        float score = 0.0f;    // how often prompts asked for it, the last counting most
+        uint32_t score = 0;    // how much graphs asked for it, the last ones counting most
         uint64_t used_at = 0;  // graph that asked for it last
     };
     struct Layer {
