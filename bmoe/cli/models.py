@@ -1,16 +1,21 @@
 """bmoe models"""
 
+import dataclasses
+from pathlib import Path
 from typing import Annotated
 
 import typer
+from rich.progress import BarColumn, DownloadColumn, TextColumn, TimeRemainingColumn, TransferSpeedColumn
 from rich.table import Table
 from rich.text import Text
 
 from bmoe import models
-from bmoe.cli.opening import fetched
+from bmoe.cli.opening import fetched, model_path
 from bmoe.cli.shell import Shell
+from bmoe.upcycle import UpcycleRequest
+from bmoe.upcycle import upcycle as write_upcycled
 
-app = typer.Typer(help="Named models: list, fetch, path, verify.", rich_markup_mode=None)
+app = typer.Typer(help="Named models: list, fetch, path, verify; make one of experts.", rich_markup_mode=None)
 
 Name = Annotated[str | None, typer.Argument(help="A name from bmoe models list; the default model if left out.")]
 Json = Annotated[bool, typer.Option("--json", help="One JSON object on stdout.")]
@@ -67,6 +72,46 @@ def verify(ctx: typer.Context, name: Name = None, as_json: Json = False) -> None
         shell.emit({**_record(shell, model), "sha256": digest})
     else:
         shell.line(f"{model.name} is whole: sha256 {digest}")
+
+
+@app.command(short_help="Make a Mixture-of-Experts model of a dense one.")
+def upcycle(
+    ctx: typer.Context,
+    dense: Annotated[str, typer.Argument(metavar="DENSE", help="A GGUF of the family llama or qwen2, or a name.")],
+    out: Annotated[Path, typer.Option("-o", "--out", metavar="OUT", help="The GGUF to write.")],
+    experts: Annotated[int, typer.Option("--experts", metavar="E", help="Experts in each layer.")],
+    used: Annotated[int, typer.Option("--used", metavar="K", help="Experts that a token uses.")],
+    noise: Annotated[
+        float,
+        typer.Option("--noise", metavar="S", help="How far experts differ, relative to each weight; 0: not at all."),
+    ] = 0.0,
+    seed: Annotated[int, typer.Option("--seed", metavar="N", help="What routers and noise are drawn from.")] = 0,
+    force: Annotated[bool, typer.Option("--force", help="Replace OUT if it is there.")] = False,
+    as_json: Json = False,
+) -> None:
+    """Make a Mixture-of-Experts model of a dense one: its FFN as every expert, and routers drawn at random.
+
+    Without noise it answers what the dense model answers. Needs the package gguf, the extra [tools].
+    """
+    shell: Shell = ctx.obj
+    request = UpcycleRequest(
+        source=Path(dense),
+        target=out,
+        n_expert=experts,
+        n_expert_used=used,
+        noise=noise,
+        seed=seed,
+        overwrite=force,
+    )
+    request = dataclasses.replace(request, source=model_path(shell, dense))  # a fetch, maybe: the rest is right by now
+    columns = (BarColumn(), DownloadColumn(), TransferSpeedColumn(), TimeRemainingColumn())
+    with shell.progress(TextColumn(out.name), *columns) as progress:
+        task = progress.add_task(out.name, total=None)
+        made = write_upcycled(request, lambda done, total: progress.update(task, completed=done, total=total))
+    if as_json:
+        shell.emit({**dataclasses.asdict(made), "path": str(made.path)})
+    else:
+        shell.line(str(made.path))
 
 
 def _named(name: str | None) -> models.NamedModel:
