@@ -68,6 +68,7 @@ class Engine:
         inspect: bool = False,
         streaming: Streaming | None = None,
         repack: bool = True,
+        n_expert_used: int = 0,
         on_log: Callable[[int, str], None] | None = None,
         log_level: int = LOG_WARN,
         on_progress: Callable[[float], None] | None = None,
@@ -90,6 +91,7 @@ class Engine:
             "n_ubatch": n_ubatch,
             "n_threads": n_threads,
             "log_level": log_level,
+            "n_expert_used": n_expert_used,
         }.items():
             try:
                 setattr(params, name, value)

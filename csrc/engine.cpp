@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cinttypes>
+#include <cstdio>
 #include <cstring>
 #include <thread>
 
@@ -72,6 +73,11 @@ void Engine::load_model(const std::string &path, const bmoe_open_params &params)
     model.progress_callback_user_data = &progress;
     model.n_gpu_layers = 0;
     model.use_extra_bufts = !params.no_repack;
+    llama_model_kv_override overrides[2]{};
+    if (params.n_expert_used > 0) {
+        override_experts_used(overrides[0], params.n_expert_used);
+        model.kv_overrides = overrides;
+    }
     if (params.stream && !params.inspect) stream_experts(model, params);
     if (params.inspect) {
         model.no_alloc = true;
@@ -91,6 +97,18 @@ void Engine::load_model(const std::string &path, const bmoe_open_params &params)
         fail(BMOE_E_MODEL, "%s is a diffusion model, which has no next token", legible(path).c_str());
     if (llama_vocab_type(vocab()) == LLAMA_VOCAB_TYPE_NONE)
         fail(BMOE_E_MODEL, "%s holds no tokenizer", legible(path).c_str());
+}
+
+// llama.cpp reads the file's own number through this.
+void Engine::override_experts_used(llama_model_kv_override &to, int32_t n_used) {
+    if (n_used > file_.n_expert)
+        fail(BMOE_E_ARGUMENT, "%d experts per token are asked for, and this model has %d", n_used, file_.n_expert);
+    if (file_.n_expert_used <= 0)
+        fail(BMOE_E_ARGUMENT, "this model uses another number of experts in each layer, which cannot be changed");
+    to.tag = LLAMA_KV_OVERRIDE_TYPE_INT;
+    snprintf(to.key, sizeof to.key, "%s.expert_used_count", file_.arch.c_str());
+    to.val_i64 = n_used;
+    file_.n_expert_used = n_used;
 }
 
 void Engine::load_template(const bmoe_open_params &params) {

@@ -85,6 +85,7 @@ class Engine {
 
   private:
     void load_model(const std::string &path, const bmoe_open_params &params);
+    void override_experts_used(llama_model_kv_override &to, int32_t n_used);
     void load_template(const bmoe_open_params &params);
     void create_context(const bmoe_open_params &params);
     void fill_info();

@@ -118,6 +118,8 @@ typedef struct bmoe_open_params {
     int32_t no_direct;   /* 1: read through the page cache */
     int32_t no_look_ahead; /* 1: read only what a router has asked for */
     int32_t no_repack;     /* 1: weights are computed with as they lie in the file, streamed or not */
+    int32_t
+        n_expert_used; /* experts per token, 1..n_expert; 0: as many as the file says. Fewer is quicker and another model */
 } bmoe_open_params;
 
 typedef struct bmoe_info {

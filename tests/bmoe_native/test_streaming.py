@@ -213,3 +213,22 @@ def test_reads_that_stop_early_or_fail(path: Path, resident: np.ndarray, shim: P
     else:
         assert said == ""
     np.testing.assert_array_equal(np.frombuffer(done.stdout[-resident.nbytes :], np.float32), resident)
+
+
+def test_fewer_experts_per_token_are_another_model_and_fewer_bytes(path: Path, resident: np.ndarray) -> None:
+    with Engine.open(path, n_threads=1, streaming=Streaming(cache_bytes=0), n_expert_used=2) as engine:
+        two = engine.prefill(TOKENS).routed_bytes
+        np.testing.assert_array_equal(engine.logits(), resident)
+    with Engine.open(path, n_threads=1, streaming=Streaming(cache_bytes=0), n_expert_used=1) as engine:
+        assert engine.info.n_expert_used == 1
+        assert engine.prefill(TOKENS[:5]).routed_bytes < two
+        engine.drop_state()
+        engine.prefill(TOKENS)
+        assert (engine.logits() != resident).any()
+
+
+def test_more_experts_than_there_are_is_refused(path: Path, tmp_path: Path) -> None:
+    with pytest.raises(ArgumentError, match="9 experts per token are asked for, and this model has 8"):
+        Engine.open(path, n_expert_used=9)
+    with pytest.raises(ArgumentError, match="this model has 0"):
+        Engine.open(tiny.write(tmp_path / "dense.gguf"), n_expert_used=1)
