@@ -5,10 +5,11 @@ from typing import Protocol
 
 from bmoe.decide import BadLogits, Refused
 from bmoe.decide.backend import ChatMessage, Float32Array, State
+from bmoe.decide.prefix import MIB
 from bmoe.generate import Sampling, TurnPrompt
 from bmoe.generate.backend import DecodeOutcome
 from bmoe_native.errors import EngineMemoryError, LogitsError, TemplateError, TooLongError, UnsupportedError
-from bmoe_native.types import TOKEN_CONTROL, TOKEN_END, Info, PrefillResult, Prompt
+from bmoe_native.types import TOKEN_CONTROL, TOKEN_END, Counters, Info, PrefillResult, Prompt
 
 
 class SessionEngine(Protocol):
@@ -38,6 +39,8 @@ class SessionEngine(Protocol):
     def load_state(self, state: State) -> None: ...
     def keep_state(self, n_tokens: int) -> None: ...
     def drop_state(self) -> None: ...
+    def set_cache(self, n_bytes: int) -> None: ...
+    def counters(self) -> Counters: ...
     def cancel(self) -> None:
         """Stop the running prefill, or the next one. Any thread."""
         ...
@@ -102,6 +105,7 @@ class GeneratingBackend:
 
     def __init__(self, engine: SessionEngine) -> None:
         self._engine = engine
+        self._cache_budget_bytes = engine.info.cache_bytes
         self.drop_state = engine.drop_state
 
     @property
@@ -115,6 +119,22 @@ class GeneratingBackend:
     @property
     def reasoning_tags(self) -> tuple[str, str]:
         return self._engine.info.think_start, self._engine.info.think_end
+
+    @property
+    def cache_resident_mib(self) -> float:
+        return self._engine.counters().resident_bytes / MIB if self._engine.info.is_streamed else 0.0
+
+    @property
+    def cache_budget_mib(self) -> float:
+        return self._cache_budget_bytes / MIB
+
+    def set_cache_budget(self, n_bytes: int) -> None:
+        """Raises: Refused, where nothing streams."""
+        try:
+            self._engine.set_cache(n_bytes)
+        except UnsupportedError as error:
+            raise Refused(str(error)) from error
+        self._cache_budget_bytes = n_bytes
 
     def turn_prompt(self, messages: Sequence[ChatMessage], *, think: bool) -> TurnPrompt:
         try:

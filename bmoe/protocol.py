@@ -188,29 +188,31 @@ def decided(request_id: str, result: DecideResult) -> bytes:
         "n_prefilled": result.n_prefilled,
         "restore_s": _finite(result.restore_s),
         "store_s": _finite(result.store_s),
-        **_prefill(result.prefill_s, result.prefill_cpu_s),
+        **_prefill(result),
         "prefix_state_mib": _finite(result.prefix_state_mib),
         "outside_mass": _finite(result.outside_mass),
         "outside_text": result.outside_text,
         "outside_text_mass": _finite(result.outside_text_mass),
         "policy_s": _finite(result.policy_s),
+        "cache_hit_pct": _finite(result.cache_hit_pct),
+        **_prefill_routed(result),
     }
     return _line("DECIDE", record, request_id)
 
 
 def progress(step: Step) -> bytes:
     """One token more of the turn that is running."""
-    wall_ms = _finite(1000 * step.wall_s)
+    compute_s = max(step.wall_s - step.stall_s - step.mgmt_s, 0.0)
     record = {
         "step": step.step,
         "steps": step.steps,
-        "wall_ms": wall_ms,
-        "io_ms": 0.0,
-        "compute_ms": wall_ms,  # all of it, as long as nothing streams
-        "mgmt_ms": 0.0,
-        "stall_ms": 0.0,
-        "read_mb": 0.0,
-        "cache_hit_pct": 0.0,
+        "wall_ms": _finite(1000 * step.wall_s),
+        "io_ms": _finite(1000 * step.io_s),
+        "compute_ms": _finite(1000 * compute_s),
+        "mgmt_ms": _finite(1000 * step.mgmt_s),
+        "stall_ms": _finite(1000 * step.stall_s),
+        "read_mb": step.read_bytes / 1e6,
+        "cache_hit_pct": _finite(step.cache_hit_pct),
         "majflt": step.n_major_faults,
         "cpu_ms": _finite(1000 * step.cpu_s),
         "delta_reasoning": step.delta_reasoning,
@@ -221,22 +223,22 @@ def progress(step: Step) -> bytes:
 
 def done(request_id: str, result: GenerateResult, *, load_s: float) -> bytes:
     """A turn that ended, the final line of its request."""
-    seconds_per_token = _ratio(result.generate_s, result.n_generated)
+    compute_s = max(result.generate_s - result.stall_s - result.mgmt_s, 0.0)
     record = {
         "cancelled": result.cancelled,
         "tokens": result.n_generated,
         "tok_s": _ratio(result.n_generated, result.generate_s),
-        **_prefill(result.prefill_s, result.prefill_cpu_s),
+        **_prefill(result),
         "n_prompt": result.n_prompt,
         "n_past": result.n_past,
-        "cache_hit_pct": 0.0,
-        "cache_resident_mib": 0.0,
-        "cache_budget_mib": 0.0,
-        "read_mib": 0.0,
-        "stall_s_tok": 0.0,
-        "io_s_tok": 0.0,
-        "compute_s_tok": seconds_per_token,
-        "mgmt_s_tok": 0.0,
+        "cache_hit_pct": _finite(result.cache_hit_pct),
+        "cache_resident_mib": _finite(result.cache_resident_mib),
+        "cache_budget_mib": _finite(result.cache_budget_mib),
+        "read_mib": _finite(result.read_mib),
+        "stall_s_tok": _ratio(result.stall_s, result.n_generated),
+        "io_s_tok": _ratio(result.io_s, result.n_generated),
+        "compute_s_tok": _ratio(compute_s, result.n_generated),
+        "mgmt_s_tok": _ratio(result.mgmt_s, result.n_generated),
         "cpu_s_tok": _ratio(result.generate_cpu_s, result.n_generated),
         "majflt_tok": _ratio(result.n_major_faults, result.n_generated),
         "load_s": _finite(load_s),
@@ -244,6 +246,11 @@ def done(request_id: str, result: GenerateResult, *, load_s: float) -> bytes:
         "text": result.text,
         "ending": result.ending,
         "n_reused": result.n_reused,
+        "prefill_cache_hit_pct": _finite(result.prefill_cache_hit_pct),
+        **_prefill_routed(result),
+        "routed_mib": _finite(result.routed_mib),
+        "ahead_mib": _finite(result.ahead_mib),
+        "wasted_mib": _finite(result.wasted_mib),
     }
     return _line("DONE", record, request_id)
 
@@ -262,20 +269,29 @@ def _line(tag: str, record: dict[str, Any], request_id: str | None = None) -> by
     return f"BMOE_{tag} {body}\n".encode("ascii")
 
 
-def _prefill(prefill_s: float, prefill_cpu_s: float) -> dict[str, Any]:
-    """What DECIDE and DONE tell of a prefill; 0 stands for what only streaming and a prefill device have."""
+def _prefill(result: DecideResult | GenerateResult) -> dict[str, Any]:
+    """What DECIDE and DONE tell of a prefill; 0 stands for what only a prefill device has."""
     return {
-        "prefill_s": _finite(prefill_s),
-        "prefill_cpu_s": _finite(prefill_cpu_s),
-        "prefill_read_mib": 0.0,
-        "prefill_io_s": 0.0,
-        "prefill_stall_s": 0.0,
-        "prefill_mgmt_s": 0.0,
+        "prefill_s": _finite(result.prefill_s),
+        "prefill_cpu_s": _finite(result.prefill_cpu_s),
+        "prefill_read_mib": _finite(result.prefill_read_mib),
+        "prefill_io_s": _finite(result.prefill_io_s),
+        "prefill_stall_s": _finite(result.prefill_stall_s),
+        "prefill_mgmt_s": _finite(result.prefill_mgmt_s),
         "prefill_dev_tokens": 0,
         "prefill_dev_read_mib": 0.0,
         "prefill_dev_stall_s": 0.0,
         "prefill_dev_routed": 0,
         "prefill_dev_demand": 0,
+    }
+
+
+def _prefill_routed(result: DecideResult | GenerateResult) -> dict[str, Any]:
+    """What is told besides, since it came later and keys are added at the end."""
+    return {
+        "prefill_routed_mib": _finite(result.prefill_routed_mib),
+        "prefill_ahead_mib": _finite(result.prefill_ahead_mib),
+        "prefill_wasted_mib": _finite(result.prefill_wasted_mib),
     }
 
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from bmoe.decide import DecideRequest, DecideResult, Refused
+from bmoe.decide.perplexity import PerplexityResult
 from bmoe.decide.types import check_text
 
 Letter = Callable[..., DecideRequest]
@@ -106,8 +107,23 @@ def result_record(result: DecideResult, options: Sequence[str] | None = None) ->
         "prefill_s": result.prefill_s,
         "prefill_cpu_s": result.prefill_cpu_s,
         "prefix_state_mib": result.prefix_state_mib,
+        **reads_record(result),
     }
     return record
+
+
+def reads_record(result: DecideResult | PerplexityResult) -> dict[str, float]:
+    """What was read of streamed experts; all 0 where nothing streams."""
+    return {
+        "prefill_read_mib": result.prefill_read_mib,
+        "prefill_io_s": result.prefill_io_s,
+        "prefill_stall_s": result.prefill_stall_s,
+        "prefill_mgmt_s": result.prefill_mgmt_s,
+        "prefill_routed_mib": result.prefill_routed_mib,
+        "prefill_ahead_mib": result.prefill_ahead_mib,
+        "prefill_wasted_mib": result.prefill_wasted_mib,
+        "cache_hit_pct": result.cache_hit_pct,
+    }
 
 
 def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:

@@ -15,12 +15,14 @@ from bmoe.backends import DecidingBackend, GeneratingBackend, SessionEngine
 from bmoe.decide import Decider, DecideRequest, DecideResult, KeptPrefix, Refused
 from bmoe.decide.perplexity import OnScored, Perplexity, PerplexityRequest, PerplexityResult
 from bmoe.generate import GenerateRequest, GenerateResult, Generator, Step
+from bmoe.generate.types import check_whole
 from bmoe.options import lettered
 from bmoe_native import Engine
 from bmoe_native.errors import ArgumentError, BusyError, ClosedError, EngineError, ForkedError
 from bmoe_native.types import Info, Streaming
 
 PREFIX_CACHE_MODES = ("auto", "on", "off")
+MAX_BYTES = 2**63 - 1
 
 
 class Session:
@@ -48,7 +50,8 @@ class Session:
         self._ended: EngineError | None = None
         # On the CPU two pieces of a prompt cost about what they cost together, so auto keeps the state.
         self._kept = KeptPrefix() if decide and prefix_cache != "off" else None
-        self._generator = Generator(GeneratingBackend(engine), clock=clock)
+        self._generating = GeneratingBackend(engine)
+        self._generator = Generator(self._generating, clock=clock)
         self._aside = Aside(engine, self._generator.conversation)
         deciding = DecidingBackend(engine, self._aside.put)
         self._decider = Decider(deciding, kept=self._kept, clock=clock) if decide else None
@@ -75,6 +78,9 @@ class Session:
         log_level: int = 3,
     ) -> "Session":
         """Open a GGUF file, or a named model of bmoe.models, fetched into cache on first use; None: the default one.
+
+        With streaming, routed experts stay in the file: docs/streaming.md. repack False computes with weights as they
+        lie in the file, which other kernels do, so that last bits differ; streamed experts always are.
 
         Raises: Refused, FetchError, EngineError.
         """
@@ -167,6 +173,16 @@ class Session:
     def prefix_state_mib(self) -> float:
         """What the kept prefix state takes now."""
         return self._kept.size_mib if self._kept else 0.0
+
+    def set_cache_budget(self, n_bytes: int) -> None:
+        """Change how much of the streamed experts is kept in memory; what is over it is given back at once.
+
+        Raises: Refused, where nothing streams; EngineError.
+        """
+        check_whole("n_bytes", n_bytes, 0, MAX_BYTES)
+        self._check_process()
+        with self._serving:
+            self._generating.set_cache_budget(n_bytes)
 
     def lettered(
         self,

@@ -42,7 +42,7 @@ COLUMNS = (
     "outside_mass",
     "cancelled",
 )
-_ZEROS = {"io_ms": 0.0, "mgmt_ms": 0.0, "stall_ms": 0.0, "read_mb": 0.0, "cache_hit_pct": 0.0}  # nothing streams
+_MB_IN_A_MIB = 2**20 / 1e6
 
 
 class CsvTrace:
@@ -88,26 +88,23 @@ class CsvTrace:
         self._seq += 1
 
     def stepped(self, request_id: str, step: Step) -> None:
-        wall_ms = 1000 * step.wall_s
         self._add(
             request_id,
             kind="token",
             step=step.step,
             steps=step.steps,
-            wall_ms=wall_ms,
-            cpu_ms=1000 * step.cpu_s,
-            compute_ms=wall_ms,
+            **_times(step.wall_s, step.cpu_s, io_s=step.io_s, mgmt_s=step.mgmt_s, stall_s=step.stall_s),
+            read_mb=step.read_bytes / 1e6,
+            cache_hit_pct=step.cache_hit_pct,
             majflt=step.n_major_faults,
         )
 
     def decided(self, request_id: str, result: DecideResult) -> None:
-        wall_ms = 1000 * result.prefill_s
         self._add(
             request_id,
             kind="decision",
-            wall_ms=wall_ms,
-            cpu_ms=1000 * result.prefill_cpu_s,
-            compute_ms=wall_ms,
+            **_prefill(result),
+            cache_hit_pct=result.cache_hit_pct,
             n_tokens=result.n_tokens,
             n_reused=result.n_reused,
             n_prefilled=result.n_prefilled,
@@ -121,13 +118,11 @@ class CsvTrace:
         )
 
     def done(self, request_id: str, result: GenerateResult) -> None:
-        wall_ms = 1000 * result.prefill_s
         self._add(
             request_id,
             kind="prompt",
-            wall_ms=wall_ms,
-            cpu_ms=1000 * result.prefill_cpu_s,
-            compute_ms=wall_ms,
+            **_prefill(result),
+            cache_hit_pct=result.prefill_cache_hit_pct,
             n_tokens=result.n_prompt + result.n_reused,
             n_reused=result.n_reused,
             n_prefilled=result.n_prompt,
@@ -138,7 +133,7 @@ class CsvTrace:
         """Refusals cost nothing and have no row."""
 
     def _add(self, request_id: str, **cells: object) -> None:
-        values = {"seq": self._seq, "id": request_id, **_ZEROS, **cells}
+        values = {"seq": self._seq, "id": request_id, **cells}
         self._write(_row([values.get(column, "") for column in COLUMNS]))
 
     def _write(self, row: bytes) -> None:
@@ -153,6 +148,28 @@ class CsvTrace:
             reason = error.strerror or str(error)
         self.close()
         self._note(f"--csv: {self._path} ends here: {reason}")
+
+
+def _prefill(result: DecideResult | GenerateResult) -> dict[str, float]:
+    times = _times(
+        result.prefill_s,
+        result.prefill_cpu_s,
+        io_s=result.prefill_io_s,
+        mgmt_s=result.prefill_mgmt_s,
+        stall_s=result.prefill_stall_s,
+    )
+    return {**times, "read_mb": result.prefill_read_mib * _MB_IN_A_MIB}
+
+
+def _times(wall_s: float, cpu_s: float, *, io_s: float, mgmt_s: float, stall_s: float) -> dict[str, float]:
+    return {
+        "wall_ms": 1000 * wall_s,
+        "cpu_ms": 1000 * cpu_s,
+        "io_ms": 1000 * io_s,
+        "compute_ms": 1000 * max(wall_s - stall_s - mgmt_s, 0.0),
+        "mgmt_ms": 1000 * mgmt_s,
+        "stall_ms": 1000 * stall_s,
+    }
 
 
 def _best_logp(result: DecideResult) -> object:

@@ -1,5 +1,6 @@
 """An engine without a library, for sessions and commands."""
 
+import dataclasses
 import threading
 from collections.abc import Sequence
 from typing import Any
@@ -7,8 +8,8 @@ from typing import Any
 import numpy as np
 
 from bmoe.decide.backend import ChatMessage, Float32Array
-from bmoe_native.errors import ClosedError, TemplateError
-from bmoe_native.types import TOKEN_CONTROL, TOKEN_END, Info, PrefillResult, Prompt
+from bmoe_native.errors import ClosedError, TemplateError, UnsupportedError
+from bmoe_native.types import TOKEN_CONTROL, TOKEN_END, Counters, Info, PrefillResult, Prompt
 from tests.decide.scripted import ASSISTANT, N_SPECIAL, N_VOCAB, SYSTEM, USER, Outcome, ScriptedBackend
 
 INFO = Info(
@@ -63,6 +64,8 @@ class ScriptedEngine(ScriptedBackend):
         self.left: list[int] = []
         self.info = info
         self.closed = False
+        self.cache_bytes = info.cache_bytes
+        self.resident_bytes = 0
         self.cancelled = threading.Event()
         self.computing = threading.Event()
         self.go = threading.Event()
@@ -147,6 +150,15 @@ class ScriptedEngine(ScriptedBackend):
         finally:
             self._one_call.release()
 
+    def set_cache(self, n_bytes: int) -> None:
+        if not self.info.is_streamed:
+            raise UnsupportedError("nothing streams in this engine, so that there is no cache")
+        self.cache_bytes = n_bytes
+
+    def counters(self) -> Counters:
+        zeros = {field.name: 0 for field in dataclasses.fields(Counters)}
+        return Counters(**{**zeros, "resident_bytes": self.resident_bytes})
+
     def cancel(self) -> None:
         self.cancelled.set()
 
@@ -165,10 +177,4 @@ class ScriptedEngine(ScriptedBackend):
 
 def told(outcome: Outcome) -> PrefillResult:
     """A scripted prefill as the engine tells it."""
-    return PrefillResult(
-        cancelled=outcome.cancelled,
-        n_tokens=outcome.n_tokens,
-        prefill_s=outcome.prefill_s,
-        prefill_cpu_s=outcome.prefill_cpu_s,
-        n_major_faults=0,
-    )
+    return PrefillResult(n_major_faults=0, **dataclasses.asdict(outcome))

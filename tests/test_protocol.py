@@ -3,7 +3,7 @@
 import dataclasses
 import json
 import math
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 
@@ -316,3 +316,44 @@ class TestNumbersOut:
     def test_a_path_that_is_no_text(self) -> None:
         ((_, record),) = answers(protocol.error("null", "no \udcff.gguf", fatal=True))
         assert record["msg"] == r"no \udcff.gguf"
+
+
+class TestReads:
+    """What was read of streamed experts, in the units of the contract."""
+
+    PREFILL: ClassVar = {"prefill_read_mib": 8.0, "prefill_io_s": 0.3, "prefill_stall_s": 0.2, "prefill_mgmt_s": 0.1}
+    ROUTED: ClassVar = {"prefill_routed_mib": 16.0, "prefill_ahead_mib": 4.0, "prefill_wasted_mib": 1.0}
+
+    def test_of_a_decision(self) -> None:
+        told = {**self.PREFILL, **self.ROUTED, "cache_hit_pct": 75.0}
+        ((_, record),) = answers(protocol.decided("1", dataclasses.replace(DECISION, **told)))
+        check("DECIDE", record)
+        assert {key: record[key] for key in told} == told
+
+    def test_of_a_turn(self) -> None:
+        told = {
+            **self.PREFILL,
+            **self.ROUTED,
+            **{"prefill_cache_hit_pct": 75.0, "cache_hit_pct": 50.0, "read_mib": 2.0, "routed_mib": 3.0},
+            **{"ahead_mib": 1.5, "wasted_mib": 0.5, "cache_resident_mib": 90.0, "cache_budget_mib": 100.0},
+        }
+        times = {"io_s": 0.5, "stall_s": 0.25, "mgmt_s": 0.125, "generate_s": 1.0, "n_generated": 4}
+        ((_, record),) = answers(protocol.done("1", dataclasses.replace(TURN, **told, **times), load_s=1.0))
+        check("DONE", record)
+        assert {key: record[key] for key in told} == told
+        per_token = [record[f"{key}_s_tok"] for key in ("io", "stall", "mgmt", "compute")]
+        assert per_token == [0.125, 0.0625, 0.03125, 0.15625]
+
+    def test_of_a_token(self) -> None:
+        reads = {"read_bytes": 2_500_000, "io_s": 0.2, "stall_s": 0.0625, "mgmt_s": 0.03125, "cache_hit_pct": 12.5}
+        ((_, record),) = answers(protocol.progress(a_step(wall_s=0.25, **reads)))
+        check("PROGRESS", record)
+        assert record["read_mb"] == 2.5
+        assert record["cache_hit_pct"] == 12.5
+        assert [record[f"{key}_ms"] for key in ("wall", "io", "stall", "mgmt", "compute")] == [
+            *(250.0, 200.0, 62.5, 31.25, 156.25)
+        ]
+
+    def test_computing_is_never_less_than_nothing(self) -> None:
+        ((_, record),) = answers(protocol.progress(a_step(wall_s=0.25, stall_s=0.5)))
+        assert record["compute_ms"] == 0.0

@@ -1,3 +1,4 @@
+import dataclasses
 import json
 import math
 from typing import Any
@@ -113,3 +114,11 @@ def test_a_result_is_json_without_infinities() -> None:
     assert record["options"] == ["billing", "sales"]
     assert json.loads(json.dumps(record, allow_nan=False))["best"] == 0
     assert "options" not in result_record(RESULT)
+
+
+def test_a_result_tells_what_was_read() -> None:
+    plain = result_record(RESULT)
+    assert [plain[key] for key in ("prefill_read_mib", "prefill_stall_s", "cache_hit_pct")] == [0.0, 0.0, 0.0]
+    streamed = result_record(dataclasses.replace(RESULT, prefill_read_mib=8.0, cache_hit_pct=75.0))
+    assert (streamed["prefill_read_mib"], streamed["cache_hit_pct"]) == (8.0, 75.0)
+    assert {field.name for field in dataclasses.fields(RESULT)} - {"cancelled"} == set(streamed)

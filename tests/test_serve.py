@@ -1,5 +1,6 @@
 """The loop of a session, over streams in memory and a session without a model."""
 
+import dataclasses
 import json
 import random
 import threading
@@ -11,14 +12,16 @@ from typing import Any
 import pytest
 
 from bmoe import Refused, Session
-from bmoe.decide import BadLogits
+from bmoe.cli.narrator import Narrator
+from bmoe.decide import BadLogits, DecideRequest
+from bmoe.generate import GenerateRequest
 from bmoe.lines import Overlong, lines
 from bmoe.protocol import MAX_LINE_BYTES
 from bmoe.serve import End, Outlet, Server
 from bmoe.trace import COLUMNS, CsvTrace
-from bmoe_native.errors import ArgumentError, EngineError
+from bmoe_native.errors import ArgumentError, EngineError, ReadError
 from tests.fakes import ScriptedEngine
-from tests.protocol.fake import WAIT_S, FakeSession, Lines, Pipe, Running, finals, served
+from tests.protocol.fake import WAIT_S, FakeSession, Lines, Pipe, Running, a_step, finals, served
 
 CANCEL, CLOSE = {"cmd": "cancel"}, {"cmd": "close"}
 
@@ -121,6 +124,19 @@ class TestFatal:
         assert ids(parsed) == [1, 2, None, 3]
         assert all(record["fatal"] for _, record in finals(parsed))
         assert parsed[1][1]["msg"] == "llama.cpp failed"
+
+    def test_an_expert_that_cannot_be_read_is_named(self) -> None:
+        session = FakeSession()
+        message = "expert 5 of layer 3: cannot read 4096 bytes at 8192 of m.gguf: Input/output error"
+
+        def fail(request: Any) -> None:
+            raise ReadError(message)
+
+        session.fail = fail
+        running = Running(session)
+        running.source.feed(decide(1))
+        assert running.wait()[-1] == ("ERROR", {"id": 1, "fatal": True, "msg": message})
+        assert running.end is End.FATAL
 
     def test_a_mistake_of_ours_is_told_and_raised(self) -> None:
         session = FakeSession()
@@ -438,6 +454,26 @@ class TestTrace:
             trace.decided("2", _cancelled())
         assert [row[COLUMNS.index("best_logp")] for row in self.rows(tmp_path / "trace.csv")[1:]] == ["", ""]
 
+    def test_what_was_read(self, tmp_path: Path) -> None:
+        session = FakeSession()
+        told = {"prefill_read_mib": 1.0, "prefill_io_s": 0.25, "prefill_stall_s": 0.125, "prefill_mgmt_s": 0.0625}
+        decision = dataclasses.replace(
+            session.decide(DecideRequest(prefix="p", suffix="s", choices=("A", "B"))), **told, cache_hit_pct=50.0
+        )
+        turn = dataclasses.replace(session.generate(GenerateRequest(prompt="p")), **told, prefill_cache_hit_pct=75.0)
+        with CsvTrace(tmp_path / "trace.csv") as trace:
+            trace.decided("1", decision)
+            trace.done("2", turn)
+            trace.stepped("3", a_step(io_s=0.5, stall_s=0.125, read_bytes=1_500_000, cache_hit_pct=12.5))
+        names = ("wall_ms", "io_ms", "compute_ms", "mgmt_ms", "stall_ms", "read_mb", "cache_hit_pct")
+        rows = [dict(zip(COLUMNS, row, strict=True)) for row in self.rows(tmp_path / "trace.csv")[1:]]
+        prefill = [500.0, 250.0, 312.5, 62.5, 125.0, 1.048576]
+        assert [[float(row[name]) for name in names] for row in rows] == [
+            [*prefill, 50.0],
+            [*prefill, 75.0],
+            [250.0, 500.0, 125.0, 0.0, 125.0, 1.5, 12.5],
+        ]
+
     def test_ids_are_json(self, tmp_path: Path) -> None:
         with CsvTrace(tmp_path / "trace.csv") as trace:
             served(decide('é,"\n'), watchers=[trace])
@@ -485,3 +521,21 @@ def _cancelled() -> Any:
     session = FakeSession()
     served(decide(1), session=session)
     return _never_decided(session.asked[0], 0.0)  # type: ignore[arg-type]
+
+
+class TestNarrator:
+    def test_what_was_read(self) -> None:
+        said: list[str] = []
+        session = FakeSession()
+        decision = session.decide(DecideRequest(prefix="p", suffix="s", choices=("A", "B")))
+        turn = session.generate(GenerateRequest(prompt="p", n_predict=2))
+        for read in (0.0, 8.0):
+            told = {"prefill_read_mib": read, "prefill_routed_mib": 2 * read}
+            narrator = Narrator(said.append)
+            narrator.decided("1", dataclasses.replace(decision, **told, cache_hit_pct=50.0))
+            written = {"read_mib": read / 2, "routed_mib": read, "cache_hit_pct": 25.0}
+            narrator.done("2", dataclasses.replace(turn, **told, **written))
+        assert not any("read" in line for line in said[:2])
+        assert said[2].endswith("computed in 0.50 s (8.0 MiB read, 50 % in memory)")
+        assert "of prompt in 0.50 s (8.0 MiB read, 0 % in memory), " in said[3]
+        assert "generated in 0.50 s (4.0 MiB read, 25 % in memory), " in said[3]

@@ -1,3 +1,4 @@
+import dataclasses
 import os
 import signal
 import subprocess
@@ -6,15 +7,20 @@ import textwrap
 import threading
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
 
 import pytest
 
 import bmoe
-from bmoe import DecideRequest, DecideResult, Refused, Session
+from bmoe import DecideRequest, DecideResult, GenerateRequest, Refused, Session
 from bmoe.decide.backend import ChatMessage, Float32Array
+from bmoe.decide.prefix import MIB
 from bmoe_native.errors import ClosedError, EngineError, TemplateError, TooLongError
+from bmoe_native.types import Streaming
+from tests import tiny
 from tests.decide.scripted import SYSTEM
-from tests.fakes import ScriptedEngine
+from tests.fakes import INFO, ScriptedEngine
 
 ASK = DecideRequest(prefix="one two three", suffix=" four", choices=("A", "B"))
 WAIT_S = 30
@@ -268,3 +274,46 @@ class TestThreads:
         with ThreadPoolExecutor(8) as pool:
             for text, answers in zip(texts, pool.map(many, texts), strict=True):
                 assert answers == {alone[text]}
+
+
+class TestCacheBudget:
+    INFO = dataclasses.replace(INFO, is_streamed=True, streamed_bytes=64 * MIB, cache_bytes=16 * MIB)
+
+    def test_it_arrives_and_is_told(self) -> None:
+        engine = ScriptedEngine(info=self.INFO)
+        engine.resident_bytes = 2 * MIB
+        with Session(engine) as session:
+            before = session.generate(GenerateRequest(prompt="p", n_predict=1))
+            session.set_cache_budget(4 * MIB)
+            after = session.generate(GenerateRequest(prompt="p", n_predict=1))
+        assert (before.cache_budget_mib, before.cache_resident_mib) == (16.0, 2.0)
+        assert (after.cache_budget_mib, engine.cache_bytes) == (4.0, 4 * MIB)
+
+    @pytest.mark.parametrize("n_bytes", [-1, 2**63, True, 1.5, "100", None])
+    def test_what_is_no_budget_is_refused(self, n_bytes: Any) -> None:
+        with Session(ScriptedEngine(info=self.INFO)) as session:
+            with pytest.raises(Refused, match="n_bytes"):
+                session.set_cache_budget(n_bytes)
+            session.decide(ASK)
+
+    def test_where_nothing_streams_it_is_refused_and_the_session_goes_on(self) -> None:
+        with Session(ScriptedEngine()) as session:
+            with pytest.raises(Refused, match="nothing streams"):
+                session.set_cache_budget(0)
+            assert session.generate(GenerateRequest(prompt="p", n_predict=1)).cache_budget_mib == 0.0
+
+    def test_a_real_one_is_given_back_at_once(self, tmp_path: Path) -> None:
+        path = tiny.write(tmp_path / "moe.gguf", arch="qwen3moe")
+        ask = {"prefix": "A prefix. ", "suffix": "And what of it?", "choices": ("A", "b"), "reuse_prefix": False}
+        with Session.open(path, streaming=Streaming(cache_bytes=64 * MIB)) as session:
+            answers = [session.decide(**ask)]
+            assert session._engine.counters().resident_bytes > 0
+            session.set_cache_budget(0)
+            assert session._engine.counters().resident_bytes == 0
+            answers.append(session.decide(**ask))
+            session.set_cache_budget(64 * MIB)
+            answers += [session.decide(**ask), session.decide(**ask)]
+        assert len(set(map(bits, answers))) == 1
+        assert answers[1].cache_hit_pct == 0.0
+        assert answers[3].cache_hit_pct == 100.0
+        assert answers[3].prefill_read_mib == 0.0

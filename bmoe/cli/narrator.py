@@ -29,6 +29,7 @@ class Narrator:
 
     def decided(self, request_id: str, result: DecideResult) -> None:
         cost = f"{result.n_prefilled} of {result.n_tokens} tokens computed in {result.prefill_s:.2f} s"
+        cost += _read(result.prefill_read_mib, result.prefill_routed_mib, result.cache_hit_pct)
         if result.cancelled:
             self._note(f"decide {request_id}: cancelled")
             return
@@ -37,8 +38,15 @@ class Narrator:
 
     def done(self, request_id: str, result: GenerateResult) -> None:
         prompt = f"{result.n_prompt} tokens of prompt in {result.prefill_s:.2f} s"
+        prompt += _read(result.prefill_read_mib, result.prefill_routed_mib, result.prefill_cache_hit_pct)
         answer = f"{result.n_generated} generated in {result.generate_s:.2f} s"
+        answer += _read(result.read_mib, result.routed_mib, result.cache_hit_pct)
         self._note(f"generate {request_id}: {prompt}, {answer}, ended by {result.ending}")
 
     def failed(self, request_id: str, message: str) -> None:
         self._note(f"request {request_id}: {message}")
+
+
+def _read(read_mib: float, routed_mib: float, cache_hit_pct: float) -> str:
+    """Of streamed experts; nothing where none was wanted."""
+    return f" ({read_mib:.1f} MiB read, {cache_hit_pct:.0f} % in memory)" if routed_mib else ""

@@ -70,7 +70,8 @@ def cost(result: DecideResult) -> str:
     """Tokens and time in one line."""
     seconds = result.prefill_s + result.restore_s + result.store_s + result.policy_s
     reused = f", {result.n_reused} of them reused" if result.n_reused else ""
-    return f"{result.n_tokens} tokens{reused}, {seconds:.2f} s"
+    read = f", {result.prefill_read_mib:.1f} MiB read" if result.prefill_routed_mib else ""
+    return f"{result.n_tokens} tokens{reused}, {seconds:.2f} s{read}"
 
 
 def bar(mass: float, ascii_only: bool = False, cells: int = BAR_CELLS) -> str:
@@ -110,6 +111,8 @@ def turn(result: GenerateResult) -> str:
     if result.n_generated:
         rate = f" ({result.n_generated / result.generate_s:.1f}/s)" if result.generate_s > 0 else ""
         parts.append(f"{result.n_generated} written in {result.generate_s:.2f} s{rate}")
+    if result.prefill_routed_mib:
+        parts.append(f"{result.prefill_read_mib + result.read_mib:.1f} MiB of experts from the file")
     return f"{', '.join(parts)}; {ENDINGS[result.ending]}"
 
 
@@ -127,7 +130,8 @@ def perplexity(result: PerplexityResult, choices: Sequence[str], *, ascii_only: 
         del values["perplexity"], values["nll per token"]
     rows = [Text(f"{logp:9.4f}  {percent(math.exp(logp)):>7}  {choice!r}") for choice, logp in _paired(choices, result)]
     after = [Text("after the text, log p and p of", "dim"), *rows] if rows else []
-    cost = f"{result.n_prefilled} tokens computed in {result.prefill_s:.2f} s"
+    read = f", {result.prefill_read_mib:.1f} MiB read" if result.prefill_routed_mib else ""
+    cost = f"{result.n_prefilled} tokens computed in {result.prefill_s:.2f} s{read}"
     return Group(facts(values), *after, Text(cost, "dim"))
 
 

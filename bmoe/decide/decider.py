@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from bmoe.decide.backend import Backend, ChatMessage
 from bmoe.decide.choices import first_tokens
 from bmoe.decide.prefix import KeptPrefix
+from bmoe.decide.reads import Reads
 from bmoe.decide.score import Scores, score
 from bmoe.decide.split import tokens_to_keep
 from bmoe.decide.types import DecideRequest, DecideResult, Refused
@@ -23,6 +24,7 @@ class _Costs:
     store_s: float = 0.0
     prefill_s: float = 0.0
     prefill_cpu_s: float = 0.0
+    reads: Reads = field(default_factory=Reads)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -116,6 +118,7 @@ class Decider:
         plan.costs.n_prefilled += outcome.n_tokens
         plan.costs.prefill_s += outcome.prefill_s
         plan.costs.prefill_cpu_s += outcome.prefill_cpu_s
+        plan.costs.reads.add(outcome)
         if outcome.cancelled:
             self._backend.drop_state()
         return not outcome.cancelled
@@ -142,4 +145,6 @@ class Decider:
             prefill_s=costs.prefill_s,
             prefill_cpu_s=costs.prefill_cpu_s,
             prefix_state_mib=self._kept.size_mib if self._kept else 0.0,
+            cache_hit_pct=costs.reads.cache_hit_pct,
+            **costs.reads.of_prefill(),
         )

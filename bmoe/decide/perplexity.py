@@ -2,11 +2,12 @@
 
 import math
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Protocol
 
 from bmoe.decide.backend import Backend, Float32Array, PrefillOutcome
 from bmoe.decide.choices import first_tokens
+from bmoe.decide.reads import Reads
 from bmoe.decide.score import log_softmax, score
 from bmoe.decide.types import Refused, check_text, checked_texts
 
@@ -56,6 +57,14 @@ class PerplexityResult:
     choice_logp: tuple[float, ...]  # nats, as a decision's
     n_prefilled: int
     prefill_s: float
+    prefill_read_mib: float = 0.0  # of streamed experts, like what follows
+    prefill_io_s: float = 0.0  # in which something was being read
+    prefill_stall_s: float = 0.0  # computing waited for reads
+    prefill_mgmt_s: float = 0.0  # choosing what to keep in memory
+    prefill_routed_mib: float = 0.0  # asked for by the layers' routers
+    prefill_ahead_mib: float = 0.0  # read before a router had asked
+    prefill_wasted_mib: float = 0.0  # of that, never asked for
+    cache_hit_pct: float = 0.0  # of the experts asked for, those that were in memory
 
     @property
     def nll(self) -> float:
@@ -96,11 +105,13 @@ class _Work:
     n_prefilled: int = 0
     prefill_s: float = 0.0
     logp_sum: float = 0.0
+    reads: Reads = field(default_factory=Reads)
 
     def add(self, outcome: PrefillOutcome) -> bool:
         """Whether it goes on."""
         self.n_prefilled += outcome.n_tokens
         self.prefill_s += outcome.prefill_s
+        self.reads.add(outcome)
         return not outcome.cancelled
 
 
@@ -132,6 +143,8 @@ class Perplexity:
             choice_logp=(choice_logp or ()) if done else (),
             n_prefilled=work.n_prefilled,
             prefill_s=work.prefill_s,
+            cache_hit_pct=work.reads.cache_hit_pct,
+            **work.reads.of_prefill(),
         )
 
     def _checked(self, request: PerplexityRequest) -> tuple[list[int], int, int]:

@@ -55,6 +55,14 @@ class DecideResult:
     prefill_s: float
     prefill_cpu_s: float
     prefix_state_mib: float  # what is kept for the next decision
+    prefill_read_mib: float = 0.0  # of streamed experts, like what follows
+    prefill_io_s: float = 0.0  # in which something was being read
+    prefill_stall_s: float = 0.0  # computing waited for reads
+    prefill_mgmt_s: float = 0.0  # choosing what to keep in memory
+    prefill_routed_mib: float = 0.0  # asked for by the layers' routers
+    prefill_ahead_mib: float = 0.0  # read before a router had asked
+    prefill_wasted_mib: float = 0.0  # of that, never asked for
+    cache_hit_pct: float = 0.0  # of the experts asked for, those that were in memory
 
 
 def check_text(field: str, value: object) -> None:

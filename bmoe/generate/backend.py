@@ -38,6 +38,16 @@ class GenerateBackend(Protocol):
         """What stands before reasoning and after it; empty where unknown."""
         ...
 
+    @property
+    def cache_resident_mib(self) -> float:
+        """Streamed experts that are in memory; 0 where nothing streams, like the next."""
+        ...
+
+    @property
+    def cache_budget_mib(self) -> float:
+        """And what may be, from one graph to the next."""
+        ...
+
     def turn_prompt(self, messages: Sequence[ChatMessage], *, think: bool) -> TurnPrompt:
         """The chat template over messages. Raises: Refused."""
         ...

@@ -4,6 +4,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from bmoe.decide.backend import ChatMessage
+from bmoe.decide.prefix import MIB
+from bmoe.decide.reads import Reads
 from bmoe.decide.types import Refused
 from bmoe.generate.backend import GenerateBackend, TurnPrompt
 from bmoe.generate.conversation import Conversation
@@ -26,6 +28,8 @@ class _Costs:
     generate_s: float = 0.0
     generate_cpu_s: float = 0.0
     n_major_faults: int = 0
+    prefill_reads: Reads = field(default_factory=Reads)
+    reads: Reads = field(default_factory=Reads)  # while generating
 
 
 @dataclass(slots=True, kw_only=True)
@@ -40,6 +44,7 @@ class Turn:
     costs: _Costs = field(default_factory=_Costs)
     step_cpu_s: float = 0.0
     step_faults: int = 0
+    step_reads: Reads = field(default_factory=Reads)
     step_began: float = 0.0
 
 
@@ -103,6 +108,7 @@ class Generator:
         self.conversation.went_on(self._backend, rest)
         costs.n_prompt = outcome.n_tokens
         costs.prefill_s, costs.prefill_cpu_s = outcome.prefill_s, outcome.prefill_cpu_s
+        costs.prefill_reads.add(outcome)
         return "cancelled" if outcome.cancelled else None
 
     def _decode(self, turn: Turn) -> Ending:
@@ -141,6 +147,8 @@ class Generator:
         turn.step_cpu_s, turn.step_faults = outcome.prefill_cpu_s, outcome.n_major_faults
         turn.costs.generate_cpu_s += outcome.prefill_cpu_s
         turn.costs.n_major_faults += outcome.n_major_faults
+        turn.step_reads.add(outcome)
+        turn.costs.reads.add(outcome)
         return not outcome.cancelled
 
     def _last_words(self, turn: Turn) -> Ending | None:
@@ -160,8 +168,13 @@ class Generator:
             n_major_faults=turn.step_faults,
             delta_text=delta.text,
             delta_reasoning=delta.reasoning,
+            read_bytes=turn.step_reads.read_bytes,
+            io_s=turn.step_reads.io_s,
+            stall_s=turn.step_reads.stall_s,
+            mgmt_s=turn.step_reads.mgmt_s,
+            cache_hit_pct=turn.step_reads.cache_hit_pct,
         )
-        turn.step_began, turn.step_cpu_s, turn.step_faults = now, 0.0, 0
+        turn.step_began, turn.step_cpu_s, turn.step_faults, turn.step_reads = now, 0.0, 0, Reads()
         turn.on_step(step)
 
     def _remember(self, turn: Turn, ending: Ending) -> None:
@@ -187,4 +200,16 @@ class Generator:
             generate_s=costs.generate_s,
             generate_cpu_s=costs.generate_cpu_s,
             n_major_faults=costs.n_major_faults,
+            prefill_cache_hit_pct=costs.prefill_reads.cache_hit_pct,
+            read_mib=costs.reads.read_bytes / MIB,
+            io_s=costs.reads.io_s,
+            stall_s=costs.reads.stall_s,
+            mgmt_s=costs.reads.mgmt_s,
+            routed_mib=costs.reads.routed_bytes / MIB,
+            ahead_mib=costs.reads.ahead_bytes / MIB,
+            wasted_mib=costs.reads.wasted_bytes / MIB,
+            cache_hit_pct=costs.reads.cache_hit_pct,
+            cache_resident_mib=self._backend.cache_resident_mib,
+            cache_budget_mib=self._backend.cache_budget_mib,
+            **costs.prefill_reads.of_prefill(),
         )

@@ -77,6 +77,11 @@ class Step:
     n_major_faults: int
     delta_text: str
     delta_reasoning: str
+    read_bytes: int = 0  # of streamed experts, like what follows
+    io_s: float = 0.0  # in which something was being read
+    stall_s: float = 0.0  # computing waited for reads
+    mgmt_s: float = 0.0  # choosing what to keep in memory
+    cache_hit_pct: float = 0.0  # of the experts asked for, those that were in memory
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -95,6 +100,24 @@ class GenerateResult:
     generate_s: float  # after the prefill
     generate_cpu_s: float
     n_major_faults: int  # while generating
+    prefill_read_mib: float = 0.0  # of streamed experts, like what follows
+    prefill_io_s: float = 0.0  # in which something was being read
+    prefill_stall_s: float = 0.0  # computing waited for reads
+    prefill_mgmt_s: float = 0.0  # choosing what to keep in memory
+    prefill_routed_mib: float = 0.0  # asked for by the layers' routers
+    prefill_ahead_mib: float = 0.0  # read before a router had asked
+    prefill_wasted_mib: float = 0.0  # of that, never asked for
+    prefill_cache_hit_pct: float = 0.0  # of the experts asked for, those that were in memory
+    read_mib: float = 0.0  # while generating, like what follows; meant as above
+    io_s: float = 0.0
+    stall_s: float = 0.0
+    mgmt_s: float = 0.0
+    routed_mib: float = 0.0
+    ahead_mib: float = 0.0
+    wasted_mib: float = 0.0
+    cache_hit_pct: float = 0.0
+    cache_resident_mib: float = 0.0  # of experts, in memory after it
+    cache_budget_mib: float = 0.0  # and what may be
 
     @property
     def cancelled(self) -> bool:

@@ -23,6 +23,15 @@ class Outcome:
     n_tokens: int
     prefill_s: float = 1.0
     prefill_cpu_s: float = 2.0
+    read_bytes: int = 0
+    routed_bytes: int = 0
+    ahead_bytes: int = 0
+    wasted_bytes: int = 0
+    n_hits: int = 0
+    n_misses: int = 0
+    io_s: float = 0.0
+    stall_s: float = 0.0
+    mgmt_s: float = 0.0
 
 
 class Saved(bytearray):
@@ -60,6 +69,7 @@ class ScriptedBackend:
         self.alive: list[weakref.ref[Saved]] = []
         self.words: dict[int, str] = {}
         self.during_prefill: Callable[[], None] = lambda: None
+        self.reads: dict[str, int | float] = {}  # of each prefill
         self._logits = logits or self._hashed
 
     @property
@@ -102,7 +112,7 @@ class ScriptedBackend:
             return Outcome(cancelled=True, n_tokens=0)
         self.calls.append(("prefill", len(tokens)))
         self.pieces += (tuple(tokens),)
-        return Outcome(cancelled=False, n_tokens=len(tokens))
+        return Outcome(cancelled=False, n_tokens=len(tokens), **self.reads)
 
     def logits(self) -> Float32Array:
         return self._logits(self.pieces)

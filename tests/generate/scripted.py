@@ -18,6 +18,15 @@ class Outcome:
     prefill_s: float = 1.0
     prefill_cpu_s: float = 2.0
     n_major_faults: int = 3
+    read_bytes: int = 0
+    routed_bytes: int = 0
+    ahead_bytes: int = 0
+    wasted_bytes: int = 0
+    n_hits: int = 0
+    n_misses: int = 0
+    io_s: float = 0.0
+    stall_s: float = 0.0
+    mgmt_s: float = 0.0
 
 
 class ScriptedWriter:
@@ -46,6 +55,9 @@ class ScriptedWriter:
         self.samplings: list[Sampling] = []
         self.rendered: list[ChatMessage] = []
         self.during_prefill: Callable[[], None] = lambda: None
+        self.reads: dict[str, int | float] = {}  # of each prefill
+        self.cache_resident_mib = 0.0
+        self.cache_budget_mib = 0.0
 
     @property
     def position(self) -> int:
@@ -82,7 +94,7 @@ class ScriptedWriter:
             return Outcome(cancelled=True, n_tokens=0)
         self.calls.append(("prefill", len(tokens)))
         self.state += tokens
-        return Outcome(cancelled=False, n_tokens=len(tokens))
+        return Outcome(cancelled=False, n_tokens=len(tokens), **self.reads)
 
     def start_sampling(self, sampling: Sampling) -> None:
         self.samplings.append(sampling)

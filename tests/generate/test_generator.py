@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 
 from bmoe.decide import Refused
+from bmoe.decide.prefix import MIB
 from bmoe.generate import GenerateBackend, GenerateRequest, GenerateResult, Generator, Sampling, Step
 from tests.generate.scripted import TOOL, ScriptedWriter
 
@@ -188,3 +189,20 @@ def test_what_on_step_raises_ends_the_turn_unremembered() -> None:
         generator.generate(generator.prepare(GenerateRequest(prompt="one")), fail)
     assert generator.conversation.messages == []
     assert generator.conversation.tokens == backend.state
+
+
+def test_what_was_read_is_told_of_the_prompt_of_each_token_and_of_all() -> None:
+    backend = ScriptedWriter(b"hello")
+    backend.reads = {"read_bytes": MIB, "routed_bytes": 2 * MIB, "ahead_bytes": MIB, "wasted_bytes": MIB // 2}
+    backend.reads |= {"n_hits": 1, "n_misses": 3, "io_s": 0.5, "stall_s": 0.25, "mgmt_s": 0.125}
+    backend.cache_resident_mib, backend.cache_budget_mib = 7.0, 9.0
+    result, steps = say(writer(backend), n_predict=20)
+    prefill = [result.prefill_read_mib, result.prefill_routed_mib, result.prefill_ahead_mib, result.prefill_wasted_mib]
+    assert prefill == [1.0, 2.0, 1.0, 0.5]
+    assert (result.prefill_io_s, result.prefill_stall_s, result.prefill_mgmt_s) == (0.5, 0.25, 0.125)
+    assert [result.read_mib, result.routed_mib, result.ahead_mib, result.wasted_mib] == [5.0, 10.0, 5.0, 2.5]
+    assert (result.io_s, result.stall_s, result.mgmt_s) == (2.5, 1.25, 0.625)
+    assert result.prefill_cache_hit_pct == result.cache_hit_pct == 25.0
+    assert (result.cache_resident_mib, result.cache_budget_mib) == (7.0, 9.0)
+    told = [(step.read_bytes, step.io_s, step.stall_s, step.mgmt_s, step.cache_hit_pct) for step in steps]
+    assert told == [(0, 0.0, 0.0, 0.0, 0.0), *[(MIB, 0.5, 0.25, 0.125, 25.0)] * 4]
