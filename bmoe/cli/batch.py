@@ -86,8 +86,10 @@ def _or_refused(what: str) -> Iterator[None]:
 def _settings(path: Path, files: BatchFlags, flags: OpenFlags) -> dict[str, Any]:
     """What besides a request decides its answer: results under other settings are not continued.
 
-    Not the threads: their number changes no bit.
+    Not the threads, nor what is kept of streamed experts: they change no bit.
     """
+    # The default has no key: results of before there was another are continued.
+    repacked = {} if flags.experts.repacked == "all" else {"repacked": flags.experts.repacked}
     return {
         "model": path.name,
         "model_bytes": path.stat().st_size if path.exists() else 0,
@@ -97,6 +99,7 @@ def _settings(path: Path, files: BatchFlags, flags: OpenFlags) -> dict[str, Any]
         "n_ctx": flags.ctx,
         "n_ubatch": flags.ubatch,
         "prefix_cache": flags.prefix_cache,
+        **repacked,
     }
 
 

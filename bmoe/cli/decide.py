@@ -9,6 +9,15 @@ from typer.core import TyperCommand
 
 from bmoe import Session
 from bmoe.cli.batch import BatchFlags, run_batch
+from bmoe.cli.experts import (
+    CacheMbFlag,
+    ExpertFlags,
+    IoThreadsFlag,
+    MoeStreamFlag,
+    NoOdirectFlag,
+    NoRepackFlag,
+    PrefetchFlag,
+)
 from bmoe.cli.opening import OpenFlags, model_path, open_session
 from bmoe.cli.render import decision
 from bmoe.cli.shell import Shell
@@ -130,6 +139,12 @@ def decide(
     ] = 0,
     ubatch: Annotated[int, typer.Option(metavar="N", min=0, help="Tokens computed at once; 0: 512.")] = 0,
     prefix_cache: Annotated[str, typer.Option(metavar="auto|on|off", help="Keep the state after a prefix.")] = "auto",
+    moe_stream: MoeStreamFlag = False,
+    cache_mb: CacheMbFlag = None,
+    io_threads: IoThreadsFlag = None,
+    no_odirect: NoOdirectFlag = False,
+    prefetch: PrefetchFlag = None,
+    no_repack: NoRepackFlag = False,
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object on stdout.")] = False,
     verbose: Annotated[bool, typer.Option("--verbose", help="The engine's log on stderr.")] = False,
 ) -> None:
@@ -145,6 +160,14 @@ def decide(
         template=not no_template,
     )
     check_prefix_cache(prefix_cache)
+    experts = ExpertFlags(
+        moe_stream=moe_stream,
+        cache_mb=cache_mb,
+        io_threads=io_threads,
+        no_odirect=no_odirect,
+        prefetch=prefetch,
+        no_repack=no_repack,
+    )
     flags = OpenFlags(
         model=model,
         threads=threads,
@@ -153,6 +176,7 @@ def decide(
         chat_template=None if template is None else file_text("--template", template),
         system=None if system is None else text_or_file("--system", system),
         prefix_cache=prefix_cache,
+        experts=experts,
         verbose=verbose,
     )
     if batch is None:

@@ -10,6 +10,15 @@ from rich.text import Text
 from typer.core import TyperCommand
 
 from bmoe.cli import render
+from bmoe.cli.experts import (
+    CacheMbFlag,
+    ExpertFlags,
+    IoThreadsFlag,
+    MoeStreamFlag,
+    NoOdirectFlag,
+    NoRepackFlag,
+    PrefetchFlag,
+)
 from bmoe.cli.opening import (
     CtxFlag,
     JsonFlag,
@@ -102,6 +111,12 @@ def generate(
     threads: ThreadsFlag = 0,
     ctx_tokens: CtxFlag = 0,
     ubatch: UbatchFlag = 0,
+    moe_stream: MoeStreamFlag = False,
+    cache_mb: CacheMbFlag = None,
+    io_threads: IoThreadsFlag = None,
+    no_odirect: NoOdirectFlag = False,
+    prefetch: PrefetchFlag = None,
+    no_repack: NoRepackFlag = False,
     as_json: JsonFlag = False,
     verbose: VerboseFlag = False,
 ) -> None:
@@ -116,12 +131,21 @@ def generate(
         sampling=Sampling(temperature=temperature, top_k=top_k, top_p=top_p, min_p=min_p, seed=seed),
         stop=tuple(map(plain, stop or ())),
     )
+    experts = ExpertFlags(
+        moe_stream=moe_stream,
+        cache_mb=cache_mb,
+        io_threads=io_threads,
+        no_odirect=no_odirect,
+        prefetch=prefetch,
+        no_repack=no_repack,
+    )
     flags = OpenFlags(
         model=model,
         threads=threads,
         ctx=ctx_tokens,
         ubatch=ubatch,
         chat_template=None if template is None else file_text("--template", template),
+        experts=experts,
         verbose=verbose,
     )
     _generate(ctx.obj, request, flags, as_json)

@@ -5,6 +5,8 @@ from typing import Annotated, Any
 
 import typer
 
+from bmoe.cli import experts
+from bmoe.cli.experts import ExpertFlags, MoeStreamFlag
 from bmoe.cli.opening import model_path
 from bmoe.cli.render import facts
 from bmoe.cli.shell import Shell
@@ -21,17 +23,23 @@ THINK_CTL = {
 def info(
     ctx: typer.Context,
     model: Annotated[str | None, typer.Argument(help="A GGUF file or a name; see bmoe models list.")] = None,
+    moe_stream: MoeStreamFlag = False,
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object on stdout.")] = False,
 ) -> None:
-    """What the engine sees of a model, experts included. No weight is read."""
+    """What the engine sees of a model, experts included.
+
+    No weight is read, but for --moe-stream, which opens the model as other commands do with it.
+    """
     shell: Shell = ctx.obj
     path = model_path(shell, model)
-    with shell.inspect(path, inspect=True) as engine:
+    flags = ExpertFlags(moe_stream=moe_stream)
+    with shell.inspect(path, inspect=not moe_stream, streaming=flags.streaming) as engine:
         seen = engine.info
     if as_json:
         shell.emit({"path": str(path), **asdict(seen)})
     else:
-        shell.out.print(facts({"file": path, **described(seen)}))
+        streamed = {"streaming": experts.described(seen, flags)} if seen.is_streamed else {}
+        shell.out.print(facts({"file": path, **described(seen), **streamed}))
 
 
 def described(seen: Any) -> dict[str, Any]:
@@ -59,5 +67,5 @@ def _experts(seen: Any) -> str:
         return "none: a dense model"
     return (
         f"{seen.n_expert} in each of {seen.n_moe_layer} layers, {seen.n_expert_used} used per token, "
-        f"{seen.experts_bytes / 1e9:.2f} GB together"
+        f"{seen.experts_bytes / 1e9:.2f} GB together, which --moe-stream leaves in the file"
     )

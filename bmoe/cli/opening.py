@@ -7,7 +7,7 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from types import FrameType
 from typing import Annotated, Protocol
@@ -16,6 +16,8 @@ import typer
 from rich.progress import BarColumn, DownloadColumn, TextColumn, TimeRemainingColumn, TransferSpeedColumn
 
 from bmoe import Session, models
+from bmoe.cli import experts
+from bmoe.cli.experts import ExpertFlags
 from bmoe.cli.shell import Shell
 from bmoe.decide import Refused
 from bmoe.models import NamedModel
@@ -46,6 +48,7 @@ class OpenFlags:
     chat_template: str | None = None
     system: str | None = None
     prefix_cache: str = "auto"
+    experts: ExpertFlags = field(default_factory=ExpertFlags)
     verbose: bool = False
 
 
@@ -76,9 +79,11 @@ def fetched(shell: Shell, model: NamedModel) -> Path:
 
 def open_session(shell: Shell, path: Path, flags: OpenFlags) -> Session:
     """Raises: Refused, EngineError."""
+    if flags.experts.without_effect:
+        shell.note(f"bmoe: {flags.experts.without_effect}")
     log = (lambda level, text: shell.note(text)) if flags.verbose else None
     with shell.err.status(f"opening {path.name}"):
-        return shell.open_session(
+        session = shell.open_session(
             path,
             n_threads=flags.threads,
             n_ctx=flags.ctx,
@@ -86,9 +91,14 @@ def open_session(shell: Shell, path: Path, flags: OpenFlags) -> Session:
             chat_template=flags.chat_template,
             system=flags.system,
             prefix_cache=flags.prefix_cache,
+            streaming=flags.experts.streaming,
+            repack=flags.experts.repack,
             on_log=log,
             log_level=LOG_INFO,
         )
+    for text in experts.opened(session.info, flags.experts, in_detail=flags.verbose):
+        shell.note(f"bmoe: {text}")
+    return session
 
 
 class Cancellable(Protocol):

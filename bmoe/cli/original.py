@@ -10,11 +10,12 @@ USAGE = """usage: bmoe-cli -m MODEL --session [--decide] [FLAG ...]
 Starts `bmoe session` for hosts written for the original's command line. A flag's value follows = or a blank.
 
   -m, --decide, --decide-prefix-cache, -t, -c, --ubatch, --system, --template,
-  --csv, --progress, --verbose      as in bmoe session --help
+  --moe-stream, --cache-mb, --io-threads, --no-odirect, --prefetch,
+  --no-repack, --csv, --progress, --verbose
+                                    as in bmoe session --help
   --session                         needed: there is no other mode
   --chatml                          the model's own chat template is rendered, with this flag and without
-  --moe-stream, --io-threads, --cache-mb, --prefill-min-tokens
-                                    accepted, and without effect while the model is held in memory
+  --prefill-min-tokens              accepted, and without effect: there is no prefill device
   --decide-probe, --prefill-device, --n-expert-used
                                     refused: what they ask for does not exist here
 """
@@ -30,14 +31,13 @@ _OURS_WITH_VALUE = {
     "--system": "--system",
     "--template": "--template",
     "--csv": "--csv",
+    "--cache-mb": "--cache-mb",
+    "--io-threads": "--io-threads",
+    "--prefetch": "--prefetch",
 }
-_OURS = {"--decide", "--progress", "--verbose"}
-_RESIDENT = "has no effect: the model is held in memory, nothing is streamed"
+_OURS = {"--decide", "--moe-stream", "--no-odirect", "--no-repack", "--progress", "--verbose"}
 _UNUSED = {
     "--chatml": "means the model's own chat template here",
-    "--moe-stream": _RESIDENT,
-    "--io-threads": _RESIDENT,
-    "--cache-mb": _RESIDENT,
     "--prefill-min-tokens": "has no effect: there is no prefill device",
 }
 _REFUSED = {
@@ -45,8 +45,8 @@ _REFUSED = {
     "--prefill-device": "prefill runs on the CPU",
     "--n-expert-used": "every model runs with as many experts as its file says",
 }
-_WITH_VALUE = {*_OURS_WITH_VALUE, *_REFUSED, "--io-threads", "--cache-mb", "--prefill-min-tokens"}
-_WITHOUT_VALUE = {"--session", "--chatml", "--moe-stream", *_OURS}
+_WITH_VALUE = {*_OURS_WITH_VALUE, *_REFUSED, "--prefill-min-tokens"}
+_WITHOUT_VALUE = {"--session", "--chatml", *_OURS}
 
 
 class Untranslatable(ValueError):

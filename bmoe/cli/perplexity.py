@@ -8,6 +8,15 @@ import typer
 from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemainingColumn
 
 from bmoe.cli import render
+from bmoe.cli.experts import (
+    CacheMbFlag,
+    ExpertFlags,
+    IoThreadsFlag,
+    MoeStreamFlag,
+    NoOdirectFlag,
+    NoRepackFlag,
+    PrefetchFlag,
+)
 from bmoe.cli.opening import (
     CtxFlag,
     JsonFlag,
@@ -26,6 +35,7 @@ from bmoe.cli.shell import Shell
 from bmoe.cli.texts import file_text, plain
 from bmoe.decide import Refused
 from bmoe.decide.perplexity import PerplexityRequest, PerplexityResult, Scored
+from bmoe.records import reads_record
 
 HELP = """How well does a model foretell a text? Every token is scored; nothing is generated.
 
@@ -72,6 +82,12 @@ def perplexity(
     threads: ThreadsFlag = 0,
     ctx_tokens: CtxFlag = 0,
     ubatch: UbatchFlag = 0,
+    moe_stream: MoeStreamFlag = False,
+    cache_mb: CacheMbFlag = None,
+    io_threads: IoThreadsFlag = None,
+    no_odirect: NoOdirectFlag = False,
+    prefetch: PrefetchFlag = None,
+    no_repack: NoRepackFlag = False,
     as_json: JsonFlag = False,
     verbose: VerboseFlag = False,
 ) -> None:
@@ -81,7 +97,15 @@ def perplexity(
         text=_text(file, text), window=window, stride=stride, choices=tuple(map(plain, choice or ()))
     )
     shell: Shell = ctx.obj
-    flags = OpenFlags(model=model, threads=threads, ctx=ctx_tokens, ubatch=ubatch, verbose=verbose)
+    experts = ExpertFlags(
+        moe_stream=moe_stream,
+        cache_mb=cache_mb,
+        io_threads=io_threads,
+        no_odirect=no_odirect,
+        prefetch=prefetch,
+        no_repack=no_repack,
+    )
+    flags = OpenFlags(model=model, threads=threads, ctx=ctx_tokens, ubatch=ubatch, experts=experts, verbose=verbose)
     path = model_path(shell, flags.model)
     result = _scored(shell, path, request, flags)
     if as_json:
@@ -107,6 +131,7 @@ def record(result: PerplexityResult, choices: tuple[str, ...], *, with_tokens: b
         "choice_logp": [_finite(logp) for logp in result.choice_logp],
         "n_prefilled": result.n_prefilled,
         "prefill_s": result.prefill_s,
+        **reads_record(result),
         **scored,
     }
 

@@ -5,7 +5,7 @@ import glob
 import re
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -13,7 +13,16 @@ import typer
 from typer.core import TyperCommand
 
 from bmoe import Session, protocol
-from bmoe.cli import wire
+from bmoe.cli import experts, wire
+from bmoe.cli.experts import (
+    CacheMbFlag,
+    ExpertFlags,
+    IoThreadsFlag,
+    MoeStreamFlag,
+    NoOdirectFlag,
+    NoRepackFlag,
+    PrefetchFlag,
+)
 from bmoe.cli.narrator import Narrator
 from bmoe.cli.opening import LOG_INFO, model_path
 from bmoe.cli.shell import Shell
@@ -53,6 +62,7 @@ class SessionFlags:
     chat_template: str | None = None
     system: str | None = None
     csv: Path | None = None
+    experts: ExpertFlags = field(default_factory=ExpertFlags)
     progress: bool = False
     verbose: bool = False
 
@@ -88,6 +98,12 @@ def session(
     ubatch: Annotated[int, typer.Option(metavar="N", min=0, help="Tokens computed at once; 0: 512.")] = 0,
     template: Annotated[str | None, typer.Option(metavar="FILE", help="Jinja chat template, not the model's.")] = None,
     system: Annotated[str | None, typer.Option(metavar="TEXT", help="A system message: TEXT or @FILE.")] = None,
+    moe_stream: MoeStreamFlag = False,
+    cache_mb: CacheMbFlag = None,
+    io_threads: IoThreadsFlag = None,
+    no_odirect: NoOdirectFlag = False,
+    prefetch: PrefetchFlag = None,
+    no_repack: NoRepackFlag = False,
     csv: Annotated[Path | None, typer.Option(metavar="FILE", help="Append a row per token and decision.")] = None,
     progress: Annotated[bool, typer.Option("--progress", help="What is served, on stderr.")] = False,
     verbose: Annotated[bool, typer.Option("--verbose", help="The engine's log on stderr.")] = False,
@@ -107,11 +123,21 @@ def session(
                 chat_template=None if template is None else file_text("--template", template),
                 system=None if system is None else text_or_file("--system", system),
                 csv=csv,
+                experts=ExpertFlags(
+                    moe_stream=moe_stream,
+                    cache_mb=cache_mb,
+                    io_threads=io_threads,
+                    no_odirect=no_odirect,
+                    prefetch=prefetch,
+                    no_repack=no_repack,
+                ),
                 progress=progress,
                 verbose=verbose,
             )
         if prefix_cache is not None and not decide:
             ctx.obj.note("bmoe session: --decide-prefix-cache does nothing without --decide")
+        if flags.experts.without_effect:
+            ctx.obj.note(f"bmoe session: {flags.experts.without_effect}")
         code = run(ctx.obj, flags, outlet, signals)
     except wire.Interrupted as interrupt:
         code = 128 + interrupt.number
@@ -165,11 +191,15 @@ def _open(shell: Shell, flags: SessionFlags, outlet: Outlet, started: float) -> 
         n_ctx=flags.ctx,
         n_ubatch=flags.ubatch,
         n_threads=flags.threads,
+        streaming=flags.experts.streaming,
+        repack=flags.experts.repack,
         on_load=on_load,
         on_log=(lambda level, text: shell.note(text)) if flags.verbose else None,
         log_level=LOG_INFO,
     )
     on_load(1.0)
+    for text in experts.opened(session.info, flags.experts, in_detail=flags.verbose or flags.progress):
+        shell.note(f"bmoe session: {text}")
     return session
 
 

@@ -15,6 +15,7 @@ from bmoe import Session
 from bmoe.cli.app import main
 from bmoe.cli.shell import Shell
 from bmoe.models import NamedModel, path_of
+from bmoe_native.types import Streaming
 from tests.fakes import ScriptedEngine
 
 
@@ -70,9 +71,9 @@ class Terminal:
         self.engine.closed = False
         return Session(self.engine, prefix_cache=flags["prefix_cache"], system=flags["system"])
 
-    def _inspect(self, path: Path, *, inspect: bool) -> ScriptedEngine:
-        assert inspect
-        self.opened.append((path, {}))
+    def _inspect(self, path: Path, *, inspect: bool, streaming: Streaming | None) -> ScriptedEngine:
+        assert inspect == (streaming is None)
+        self.opened.append((path, {"streaming": streaming}))
         return self.engine
 
     def _fetch(self, model: NamedModel, cache: Path, **hooks: Any) -> Path:

@@ -386,6 +386,8 @@ class TestBatch:
             ("-c", "512"),
             ("--ubatch", "64"),
             ("--prefix-cache", "off"),
+            ("--no-repack",),
+            ("--moe-stream",),
         ],
     )
     def test_other_settings_are_another_batch(self, bmoe: Terminal, tmp_path: Path, flags: tuple[str, ...]) -> None:
@@ -404,6 +406,15 @@ class TestBatch:
         assert bmoe(*argv) == 0
         assert bmoe(*argv, "-t", "1") == 0
         assert "2 of them by an earlier run" in bmoe.err
+
+    def test_another_budget_of_streamed_experts_is_not(self, bmoe: Terminal, tmp_path: Path) -> None:
+        requests, out = tmp_path / "r.jsonl", tmp_path / "o.jsonl"
+        requests.write_text("\n".join(self.LINES))
+        argv = ("decide", "-m", "x.gguf", "--batch", str(requests), "--out", str(out), "--moe-stream")
+        assert bmoe(*argv) == 0
+        assert bmoe(*argv, "--cache-mb", "0", "--io-threads", "8", "--prefetch", "off", "--no-odirect") == 0
+        assert "2 of them by an earlier run" in bmoe.err
+        assert bmoe(*argv, "--no-repack") == 2
 
     def test_restart_lets_go_of_the_old_results_once_the_model_is_open(self, bmoe: Terminal, tmp_path: Path) -> None:
         requests, out = tmp_path / "r.jsonl", tmp_path / "o.jsonl"

@@ -16,3 +16,10 @@ def _endless(rows: Any) -> Any:
 def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A tiny model with room for prompts that take long, and turns that end when they are told to."""
     return tiny.write(tmp_path_factory.mktemp("model") / "tiny.gguf", n_ctx_train=16384, head=_endless)
+
+
+@pytest.fixture(scope="session")
+def moe(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The same with experts."""
+    folder = tmp_path_factory.mktemp("moe")
+    return tiny.write(folder / "moe.gguf", arch="qwen3moe", n_ctx_train=16384, head=_endless)

@@ -9,18 +9,31 @@ from tests.protocol.fake import answers
 from tests.protocol.host import ORIGINAL, decide, run
 
 
-def test_its_flags_start_a_session(model: Path) -> None:
-    flags = ["-m", str(model), "--chatml", "--moe-stream", "--session", "--decide", "--decide-prefix-cache=off"]
-    flags += ["-t", "1", "-c=512", "--ubatch", "64", "--io-threads", "4", "--cache-mb=100", "--cache-mb", "200"]
+def test_its_flags_start_a_session(moe: Path) -> None:
+    flags = ["-m", str(moe), "--chatml", "--moe-stream", "--session", "--decide", "--decide-prefix-cache=off"]
+    flags += ["-t", "1", "-c=512", "--ubatch", "64", "--io-threads", "3", "--cache-mb=100", "--cache-mb", "0"]
+    flags += ["--prefill-min-tokens=32", "--progress"]
     done = run(*ORIGINAL, *flags, data=json.dumps(decide(1)).encode())
     assert done.returncode == 0
     parsed = [(tag, record) for tag, record in answers(done.stdout) if tag != "LOAD"]
     assert [tag for tag, _ in parsed] == ["READY", "BEGIN", "DECIDE"]
     assert parsed[0][1]["n_ctx"] == 512
-    said = done.stderr.decode().splitlines()
+    assert parsed[2][1]["prefill_read_mib"] > 0
+    said = [line for line in done.stderr.decode().splitlines() if "file system refuses" not in line]
     assert len(said) == 4
-    for flag, line in zip(("--chatml", "--moe-stream", "--io-threads", "--cache-mb"), said, strict=True):
+    for flag, line in zip(("--chatml", "--prefill-min-tokens"), said, strict=False):
         assert line.startswith(f"bmoe-cli: {flag} ")
+    assert "experts in 3 layers are streamed; cache: 0 MiB; " in said[2]
+    assert "by 3 threads" in said[2]
+    assert "MiB read, 0 % in memory" in said[3]
+
+
+def test_a_model_without_experts_is_not_streamed(model: Path) -> None:
+    done = run(*ORIGINAL, "-m", str(model), "--session", "--moe-stream")
+    assert done.returncode == 2
+    ((tag, record),) = answers(done.stdout)
+    assert (tag, record["fatal"]) == ("ERROR", True)
+    assert record["msg"] == "this model has no routed experts, so that there is nothing to stream"
 
 
 @pytest.mark.parametrize(
@@ -37,6 +50,8 @@ def test_its_flags_start_a_session(model: Path) -> None:
         ("-m x.gguf --session -t", "-t needs a value"),
         ("-m x.gguf --session prompt", "'prompt' is unknown"),
         ("-m x.gguf --session -t many", "-t"),
+        ("-m x.gguf --session --moe-stream --cache-mb -1", "--cache-mb must be auto or a whole number"),
+        ("-m x.gguf --session --moe-stream --prefetch router", "--prefetch must be one of off, previous"),
     ],
 )
 def test_what_it_refuses(arguments: str, message: str) -> None:

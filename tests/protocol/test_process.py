@@ -100,6 +100,65 @@ class TestServing:
         assert len(done.stderr.splitlines()) > 10
 
 
+class TestStreamed:
+    FLAGS = (*FLAGS, "--moe-stream", "--cache-mb", "0")
+
+    def test_lines_are_as_the_contract_says_and_tell_what_was_read(self, moe: Path) -> None:
+        data = b"\n".join(json.dumps(line).encode() for line in (decide(1), generate(2)))
+        answered = [
+            answers(run(*SESSION, "-m", str(moe), *flags, data=data).stdout)
+            for flags in ((*FLAGS, "--no-repack"), (*self.FLAGS, "--no-repack", "--prefetch", "off"))
+        ]
+        for tag, record in answered[1]:
+            check(tag, record)
+        resident, streamed = (
+            [record for tag, record in parsed if tag in ("DECIDE", "DONE", "PROGRESS")] for parsed in answered
+        )
+        assert streamed[0]["choice_logp"] == resident[0]["choice_logp"]
+        assert streamed[-1]["text"] == resident[-1]["text"]
+        decision, first, second, *_, turn = streamed
+        for record in (decision, turn):
+            assert record["prefill_read_mib"] > 0 < record["prefill_routed_mib"]
+            assert record["prefill_io_s"] > 0 < record["prefill_stall_s"]
+            assert record["cache_hit_pct"] == 0.0
+        assert first["read_mb"] == 0.0 < second["read_mb"]
+        assert turn["read_mib"] > 0 < turn["io_s_tok"]
+        zeros = ("prefill_read_mib", "prefill_io_s", "prefill_stall_s", "prefill_mgmt_s", "cache_hit_pct")
+        assert {record[key] for record in (resident[0], resident[-1]) for key in zeros} == {0.0}
+
+    def test_a_file_that_changes_in_use_ends_the_session(self, moe: Path, tmp_path: Path) -> None:
+        path = tmp_path / "mine.gguf"
+        path.write_bytes(moe.read_bytes())
+        with hosted(*SESSION, "-m", str(path), *self.FLAGS) as host:
+            host.lines.wait_for("READY")
+            host.send(decide(1))
+            host.lines.wait_for("DECIDE")
+            with path.open("ab") as file:
+                file.write(b"more")
+            host.send(decide(2), decide(3))
+            assert host.wait() == 1
+            (_, failed, waiting) = (record for _, record in host.finals)
+        assert (failed["id"], failed["fatal"], waiting["id"], waiting["fatal"]) == (2, True, 3, True)
+        assert "changed while it was open" in failed["msg"]
+        assert "mine.gguf" in failed["msg"]
+
+    def test_what_streams_is_said_on_stderr_only_when_asked(self, moe: Path) -> None:
+        quiet, told = (run(*SESSION, "-m", str(moe), *self.FLAGS, *more) for more in ((), ("--progress",)))
+        assert b"streamed" not in quiet.stderr
+        assert b"bmoe session: 1 MiB of experts in 3 layers are streamed; cache: 0 MiB; " in told.stderr
+
+    def test_a_flag_without_moe_stream_is_said_once(self, moe: Path) -> None:
+        done = run(*SESSION, "-m", str(moe), *FLAGS, "--cache-mb", "auto")
+        assert done.stderr == b"bmoe session: --cache-mb does nothing without --moe-stream\n"
+        assert done.returncode == 0
+
+    def test_a_wrong_budget_is_told_the_host(self, moe: Path) -> None:
+        done = run(*SESSION, "-m", str(moe), *FLAGS, "--moe-stream", "--cache-mb", "-5")
+        ((tag, record),) = answers(done.stdout)
+        assert (done.returncode, tag, record["fatal"]) == (2, "ERROR", True)
+        assert "--cache-mb must be auto or a whole number of MiB" in record["msg"]
+
+
 class TestEnds:
     @pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
     def test_a_signal_ends_what_runs_with_its_line(self, model: Path, number: int, code: int) -> None:
