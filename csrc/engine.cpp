@@ -78,7 +78,7 @@ void Engine::load_model(const std::string &path, const bmoe_open_params &params)
         override_experts_used(overrides[0], params.n_expert_used);
         model.kv_overrides = overrides;
     }
-    if (params.stream && !params.inspect) stream_experts(model, params);
+    if (params.stream && !params.inspect && file_.experts_bytes > 0) stream_experts(model, params);
     if (params.inspect) {
         model.no_alloc = true;
         model.load_mode = LLAMA_LOAD_MODE_NONE;  // a mapping would be populated

@@ -30,8 +30,6 @@ std::vector<os::SparseMapping::Ranges> dense_ranges(const ModelFile &file) {
 }  // namespace
 
 void Engine::stream_experts(llama_model_params &model, const bmoe_open_params &params) {
-    if (file_.experts_bytes == 0)
-        fail(BMOE_E_ARGUMENT, "this model has no routed experts, so that there is nothing to stream");
     StoreOptions options;
     options.n_lanes = params.io_threads > 0 ? params.io_threads : DEFAULT_LANES;
     options.direct = !params.no_direct;

@@ -99,6 +99,8 @@ def _flag(name: str) -> str:
 def opened(info: Info, flags: ExpertFlags, *, in_detail: bool) -> Iterator[str]:
     """What is to be said of a model that was opened with these flags."""
     if not info.is_streamed:
+        if flags.moe_stream:
+            yield "this model has no routed experts: nothing is streamed, all of it is in memory"
         return
     if not info.reads_direct and not flags.no_odirect:
         yield "the file system refuses direct reads: experts are read through the page cache, which changes no answer"

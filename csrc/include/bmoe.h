@@ -112,7 +112,8 @@ typedef struct bmoe_open_params {
     void *progress_user;
     bmoe_poll_fn poll; /* may be NULL */
     void *poll_user;
-    int32_t stream;      /* 1: routed experts stay in the file, and those that a prompt routes to are read from it */
+    int32_t stream;      /* 1: routed experts stay in the file, and those that a prompt routes to are read from it. A
+                            model without any is opened as ever, and its info.is_streamed is 0 */
     int32_t io_threads;  /* that read, 1..64; 0: 4 */
     int64_t cache_bytes; /* of experts kept in memory from one graph to the next; 0: none; -1: from what is available */
     int32_t no_direct;   /* 1: read through the page cache */

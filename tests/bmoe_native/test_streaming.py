@@ -80,10 +80,13 @@ def test_what_is_given_back_is_memory(tmp_path: Path) -> None:
 
 def test_a_dense_model_has_nothing_to_stream(tmp_path: Path) -> None:
     path = tiny.write(tmp_path / "dense.gguf", arch="llama")
-    with pytest.raises(ArgumentError, match="no routed experts"):
-        opened(path)
-    with Engine.open(path) as engine, pytest.raises(UnsupportedError, match="nothing streams"):
-        engine.set_cache(1)
+    with opened(path) as engine, Engine.open(path, n_threads=1) as plain:
+        assert not engine.info.is_streamed
+        for one in (engine, plain):
+            one.prefill(TOKENS)
+        np.testing.assert_array_equal(engine.logits(), plain.logits())
+        with pytest.raises(UnsupportedError, match="nothing streams"):
+            engine.set_cache(1)
 
 
 @pytest.mark.parametrize(

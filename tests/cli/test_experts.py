@@ -13,7 +13,7 @@ from rich.console import Console
 from bmoe.cli.app import main
 from bmoe.cli.experts import ExpertFlags
 from bmoe.cli.shell import Shell
-from bmoe_native.errors import ArgumentError, ReadError
+from bmoe_native.errors import ReadError
 from bmoe_native.types import Streaming
 from tests import tiny
 from tests.cli.conftest import Terminal
@@ -135,14 +135,6 @@ class TestWhatIsSaid:
         keys = ("prefill_read_mib", "read_mib", "cache_hit_pct", "cache_resident_mib", "cache_budget_mib")
         assert [bmoe.json()[key] for key in keys] == [0.0] * 5
 
-    def test_a_model_without_experts(self, bmoe: Terminal) -> None:
-        def refuse() -> None:
-            raise ArgumentError("this model has no routed experts, so that there is nothing to stream")
-
-        bmoe.on_open = refuse
-        assert bmoe(*DECIDE, "--moe-stream") == 2
-        assert bmoe.err == "bmoe: this model has no routed experts, so that there is nothing to stream\n"
-
 
 class TestInfo:
     def test_it_says_that_experts_can_stay_in_the_file(self, bmoe: Terminal) -> None:
@@ -233,11 +225,8 @@ class TestTinyModel:
         assert code == 0
         assert err.count("experts in 3 layers are streamed; ") == 1
 
-    def test_a_dense_model_is_refused_in_a_sentence(self, tmp_path: Path) -> None:
+    def test_a_dense_model_is_opened_and_that_is_said(self, tmp_path: Path) -> None:
         dense = tiny.write(tmp_path / "dense.gguf")
-        for argv in (("decide", "-m", str(dense), *self.ASK), ("info", str(dense))):
-            assert self.run(*argv, "--moe-stream") == (
-                2,
-                "",
-                "bmoe: this model has no routed experts, so that there is nothing to stream\n",
-            )
+        code, out, err = self.run("decide", "-m", str(dense), *self.ASK, "--moe-stream", "--json")
+        assert (code, json.loads(out)["prefill_read_mib"]) == (0, 0)
+        assert "this model has no routed experts: nothing is streamed, all of it is in memory" in err
