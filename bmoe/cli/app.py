@@ -9,7 +9,7 @@ import typer
 
 from bmoe import BadLogits, FetchError, Refused
 from bmoe.batch import BatchError
-from bmoe.cli import chat, decide, generate, info, models, perplexity, session
+from bmoe.cli import bench, chat, decide, generate, info, models, perplexity, session
 from bmoe.cli.shell import Shell
 from bmoe.cli.streams import StdoutError
 from bmoe.cli.texts import flags_with_value
@@ -35,6 +35,7 @@ app.command("perplexity", help=perplexity.HELP, short_help="How well does a mode
     perplexity.perplexity
 )
 app.command("info")(info.info)
+app.command("bench", help=bench.HELP, short_help="What does a decision cost, beside what it must?")(bench.bench)
 app.command("session", cls=session.SessionCommand, help=session.HELP, short_help="Serve JSON lines, for programs.")(
     session.session
 )
