@@ -18,6 +18,7 @@ from bmoe_native.types import Counters, Info, PrefillResult, Prompt, Streaming
 Float32Array = npt.NDArray[np.float32]
 KV_TYPES = ("f16", "f32")
 THINK_CTLS = ("none", "switch", "closed", "free", "forced")
+GUESSES = ("both", "previous", "router")
 LOG_WARN = 3
 
 
@@ -103,6 +104,9 @@ class Engine:
         if streaming is not None:
             params.stream, params.no_direct = 1, int(not streaming.direct)
             params.no_look_ahead = int(not streaming.look_ahead)
+            if streaming.guess not in GUESSES:
+                raise errors.ArgumentError(f"guess is {streaming.guess!r}, allowed are {', '.join(GUESSES)}")
+            params.guess = GUESSES.index(streaming.guess)
             params.io_threads, params.cache_bytes = streaming.io_threads, streaming.cache_bytes
         template = f.NULL
         if chat_template is not None:

@@ -14,7 +14,8 @@ class Streaming:
     cache_bytes: int = -1  # of experts kept in memory between graphs; -1: from what is available
     io_threads: int = 0  # that read; 0: 4
     direct: bool = True  # past the page cache where the file allows it
-    look_ahead: bool = True  # read what the last prompt routed to before this one's router has run
+    look_ahead: bool = True  # read what a layer is likely to ask for before its router has run
+    guess: str = "both"  # by what: "router", applied one layer early; "previous", what was asked for; "both"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

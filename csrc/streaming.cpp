@@ -34,6 +34,7 @@ void Engine::stream_experts(llama_model_params &model, const bmoe_open_params &p
     options.n_lanes = params.io_threads > 0 ? params.io_threads : DEFAULT_LANES;
     options.direct = !params.no_direct;
     options.look_ahead = !params.no_look_ahead;
+    options.remember = params.guess != BMOE_GUESS_ROUTER;
     options.budget_bytes = std::max<int64_t>(params.cache_bytes, 0);
     experts_ = std::make_unique<ExpertStore>(file_.shards, options);
     expert_buffers_ = std::make_unique<ExpertBufferType>(*experts_, file_.tensors);
@@ -59,7 +60,8 @@ void Engine::choose_budget(const bmoe_open_params &params) {
         const int64_t left = os::available_bytes() - 2 * experts_->layer_bytes();
         experts_->set_budget(std::clamp<int64_t>(left * 8 / 10, 0, experts_->total_bytes()));
     }
-    if (!params.no_look_ahead) early_router_.find(llama_internal_get_tensor_map(model_.get()));
+    if (!params.no_look_ahead && params.guess != BMOE_GUESS_PREVIOUS)
+        early_router_.find(llama_internal_get_tensor_map(model_.get()));
     info_.is_streamed = 1;
     info_.reads_direct = experts_->is_direct();
     info_.streamed_bytes = experts_->total_bytes();

@@ -12,7 +12,7 @@ from bmoe_native.types import Info, Streaming
 MIB = 2**20
 MAX_CACHE_MIB = 2**31 - 1
 DEFAULT_IO_THREADS = 4
-PREFETCH = ("off", "previous")
+PREFETCH = ("off", "previous", "router", "both")
 
 MoeStreamFlag = Annotated[
     bool, typer.Option("--moe-stream", help="Experts stay in the file; read those a prompt routes to.")
@@ -26,7 +26,7 @@ IoThreadsFlag = Annotated[
 NoOdirectFlag = Annotated[bool, typer.Option("--no-odirect", help="Read experts through the page cache.")]
 PrefetchFlag = Annotated[
     str | None,
-    typer.Option("--prefetch", metavar="off|previous", help="Read ahead what is likely to be wanted. [previous]"),
+    typer.Option("--prefetch", metavar="off|previous|router|both", help="Read ahead, going by what. [both]"),
 ]
 NoRepackFlag = Annotated[bool, typer.Option("--no-repack", help="Compute with weights as they lie in the file.")]
 
@@ -71,6 +71,7 @@ class ExpertFlags:
             io_threads=self.io_threads or 0,
             direct=not self.no_odirect,
             look_ahead=self.prefetch != "off",
+            guess=self.prefetch if self.prefetch not in (None, "off") else "both",
         )
 
     @property

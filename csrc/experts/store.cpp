@@ -114,7 +114,7 @@ void ExpertStore::begin_graph() {
     current_ = -1;
     failure_.clear();
     n_guessed_ = n_right_ = 0;
-    if (!layers_.empty()) ahead_of(0, layers_[0].likely);
+    if (!layers_.empty() && options_.remember) ahead_of(0, layers_[0].likely);
 }
 
 // Read what is likely to be asked for, unless such guesses have been wrong in this one: then it is of another
@@ -136,7 +136,7 @@ void ExpertStore::look_ahead(int32_t layer_number, const std::vector<int32_t> &g
     const Layer *layer = layer_of(layer_number);
     if (!layer) return;
     const auto next = static_cast<size_t>(layer - layers_.data()) + 1;
-    if (next < layers_.size()) ahead_of(next, guess.empty() ? layers_[next].likely : guess);
+    if (next < layers_.size()) ahead_of(next, guess.empty() && options_.remember ? layers_[next].likely : guess);
 }
 
 void ExpertStore::ask(int32_t layer_number, const std::vector<int32_t> &given) {

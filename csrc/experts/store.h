@@ -15,6 +15,7 @@ struct StoreOptions {
     int64_t budget_bytes = 0;  // of experts kept from one graph to the next
     int32_t n_lanes = 4;
     bool direct = true;
+    bool remember = true;    // guess what earlier graphs asked for, where nothing better is known
     bool look_ahead = true;  // read what the last prompt routed to before this one's router has run
 };
 

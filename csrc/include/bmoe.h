@@ -86,6 +86,13 @@ enum bmoe_token_attr_bits {
     BMOE_TOKEN_END = 32 /* ends a generation */
 };
 
+/* How the experts are guessed that are read before their router has run. */
+enum bmoe_guess {
+    BMOE_GUESS_BOTH = 0,     /* by the router, and where it cannot be applied early by what was asked for before */
+    BMOE_GUESS_PREVIOUS = 1, /* what earlier graphs asked for */
+    BMOE_GUESS_ROUTER = 2    /* the layer's own router, applied to the layer before */
+};
+
 /* Most tokens of one bmoe_prefill_rows(). */
 enum bmoe_rows { BMOE_MAX_ROWS = 32 };
 
@@ -119,8 +126,8 @@ typedef struct bmoe_open_params {
     int32_t no_direct;   /* 1: read through the page cache */
     int32_t no_look_ahead; /* 1: read only what a router has asked for */
     int32_t no_repack;     /* 1: weights are computed with as they lie in the file, streamed or not */
-    int32_t
-        n_expert_used; /* experts per token, 1..n_expert; 0: as many as the file says. Fewer is quicker and another model */
+    int32_t n_expert_used; /* per token, 1..n_expert; 0: as the file says. Fewer is quicker, and another model */
+    int32_t guess;         /* bmoe_guess: by what it is guessed what a layer will ask for */
 } bmoe_open_params;
 
 typedef struct bmoe_info {

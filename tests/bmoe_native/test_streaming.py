@@ -78,6 +78,19 @@ def test_what_is_given_back_is_memory(tmp_path: Path) -> None:
         assert before - anonymous() > 0.8 * held > 1 << 20
 
 
+@pytest.mark.parametrize("guess", ["both", "previous", "router"])
+def test_what_is_guessed_is_read_ahead_and_changes_no_bit(path: Path, resident: np.ndarray, guess: str) -> None:
+    with opened(path, cache_bytes=0, guess=guess) as engine:
+        first = engine.prefill(TOKENS)
+        np.testing.assert_array_equal(engine.logits(), resident)
+        assert (first.ahead_bytes > 0) == (guess != "previous")  # nothing was asked for before
+        engine.drop_state()
+        assert engine.prefill(TOKENS).ahead_bytes > 0
+        np.testing.assert_array_equal(engine.logits(), resident)
+    with pytest.raises(ArgumentError, match="guess is 'x', allowed are both, previous, router"):
+        opened(path, guess="x")
+
+
 def test_a_dense_model_has_nothing_to_stream(tmp_path: Path) -> None:
     path = tiny.write(tmp_path / "dense.gguf", arch="llama")
     with opened(path) as engine, Engine.open(path, n_threads=1) as plain:

@@ -47,7 +47,7 @@ class TestEveryCommand:
         wanted = Streaming(cache_bytes=300 * MIB, io_threads=8, direct=False, look_ahead=False)
         assert (bmoe.opened[0][1]["streaming"], bmoe.opened[0][1]["repack"]) == (wanted, False)
 
-    @pytest.mark.parametrize("flags", [(), ("--cache-mb", "auto", "--prefetch", "previous", "--io-threads", "0")])
+    @pytest.mark.parametrize("flags", [(), ("--cache-mb", "auto", "--prefetch", "both", "--io-threads", "0")])
     def test_the_defaults_can_be_typed(self, bmoe: Terminal, command: tuple[str, ...], flags: tuple[str, ...]) -> None:
         assert bmoe(*command, "--moe-stream", *flags) == 0
         assert bmoe.opened[0][1]["streaming"] == Streaming()
@@ -66,7 +66,7 @@ class TestEveryCommand:
         assert bmoe.err.endswith(wanted)
         assert not bmoe.opened
 
-    @pytest.mark.parametrize("flags", ["--io-threads 65", "--io-threads -1", "--io-threads x", "--prefetch router"])
+    @pytest.mark.parametrize("flags", ["--io-threads 65", "--io-threads -1", "--io-threads x", "--prefetch all"])
     def test_other_values_that_mean_nothing(self, bmoe: Terminal, command: tuple[str, ...], flags: str) -> None:
         assert bmoe(*command, "--moe-stream", *flags.split()) == 2
         assert flags.split()[0] in bmoe.err

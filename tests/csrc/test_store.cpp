@@ -27,7 +27,7 @@ int main(int argc, char **argv) {
     const int n_layers = atoi(argv[2]), n_experts = atoi(argv[3]);
     const int64_t slice = atoll(argv[4]), budget = atoll(argv[5]);
     ggml_context *context = ggml_init({static_cast<size_t>(n_layers + 1) * ggml_tensor_overhead(), nullptr, true});
-    bmoe::ExpertStore store({argv[1]}, {budget, 2, false, false});
+    bmoe::ExpertStore store({argv[1]}, {budget, 2, false, false, false});
     for (int layer = 0; layer < n_layers; ++layer) {
         ggml_tensor *tensor = ggml_new_tensor_3d(context, GGML_TYPE_I8, slice, 1, n_experts);
         store.add(tensor, layer, 0, static_cast<uint64_t>(layer) * static_cast<uint64_t>(slice * n_experts));

@@ -1,6 +1,7 @@
 """Streamed experts compute the bits of resident ones, however they come and go (gate d)."""
 
 from collections.abc import Iterator
+from itertools import cycle
 from pathlib import Path
 from typing import Any
 
@@ -56,8 +57,11 @@ def test_streamed_is_resident(family: str, n_ubatch: int, paths: dict[str, Path]
         (some, True, 2, 1, True),
         (everything, True, 2, 8, True),
     ]
+    guesses = cycle(("both", "previous", "router"))
     for cache_bytes, look_ahead, n_threads, io_threads, direct in ways:
-        streaming = Streaming(cache_bytes=cache_bytes, look_ahead=look_ahead, io_threads=io_threads, direct=direct)
+        streaming = Streaming(
+            cache_bytes=cache_bytes, look_ahead=look_ahead, guess=next(guesses), io_threads=io_threads, direct=direct
+        )
         for got, resident in zip(bits(path, n_ubatch, n_threads, streaming), wanted, strict=True):
             np.testing.assert_array_equal(got, resident, err_msg=str(streaming))
 

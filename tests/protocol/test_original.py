@@ -50,7 +50,7 @@ def test_a_model_without_experts_is_not_streamed(model: Path) -> None:
         ("-m x.gguf --session prompt", "'prompt' is unknown"),
         ("-m x.gguf --session -t many", "-t"),
         ("-m x.gguf --session --moe-stream --cache-mb -1", "--cache-mb must be auto or a whole number"),
-        ("-m x.gguf --session --moe-stream --prefetch router", "--prefetch must be one of off, previous"),
+        ("-m x.gguf --session --moe-stream --prefetch all", "--prefetch must be one of off, previous, router, both"),
     ],
 )
 def test_what_it_refuses(arguments: str, message: str) -> None:
