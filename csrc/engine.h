@@ -128,6 +128,7 @@ class Engine {
     int32_t position_ = 0;
     bool has_logits_ = false;
     std::string broken_;        // why only close() is left
+    bool given_up_ = false;     // the graph that is running was cancelled while it waited for experts
     int64_t n_outputs_ = 0;     // tokens of the graph that is running whose logits are wanted
     std::string read_failure_;  // of the graph that is running
 };

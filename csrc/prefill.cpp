@@ -54,6 +54,7 @@ void Engine::decode(llama_token *tokens, int32_t n_tokens, Rows rows) {
     llama_batch batch{n_tokens, tokens, nullptr, positions.data(), n_seqs.data(), sequences.data(), wanted.data()};
     log_.first_error.clear();
     read_failure_.clear();
+    given_up_ = false;
     n_outputs_ = rows == Rows::all ? n_tokens : rows == Rows::last ? 1 : 0;
     if (experts_) experts_->begin_graph();
     const int32_t status = llama_decode(context_.get(), batch);
@@ -63,6 +64,8 @@ void Engine::decode(llama_token *tokens, int32_t n_tokens, Rows rows) {
         read_failure_.clear();
         throw Error(BMOE_E_READ, why);
     }
+    // llama.cpp calls a graph whose callback ended it a success.
+    if (given_up_) throw Error(BMOE_E_CANCELLED, "the prefill was cancelled");
     if (status == 0) {
         position_ += n_tokens;
         counters_.n_prefill_tokens += n_tokens;

@@ -57,7 +57,9 @@ llama_model *Engine::load_streamed(const std::vector<const char *> &shards, cons
 void Engine::choose_budget(const bmoe_open_params &params) {
     if (!experts_) return;
     if (params.cache_bytes < 0) {
-        const int64_t left = os::available_bytes() - 2 * experts_->layer_bytes();
+        // The dense weights are mapped: the kernel counts their pages as available, and each graph wants all of them.
+        const int64_t dense = file_.weights_bytes - experts_->total_bytes();
+        const int64_t left = os::available_bytes() - dense - 2 * experts_->layer_bytes();
         experts_->set_budget(std::clamp<int64_t>(left * 8 / 10, 0, experts_->total_bytes()));
     }
     if (!params.no_look_ahead && params.guess != BMOE_GUESS_PREVIOUS)
@@ -94,8 +96,8 @@ bool Engine::on_node(ggml_tensor *node, bool ask, void *self) {
         engine->experts_->ask(layer, ids);
         // While the lanes read, this thread would only wait.
         engine->look_ahead(layer, node);
-        engine->experts_->wait();
-        return true;
+        engine->given_up_ = !engine->experts_->wait([engine] { return should_stop(engine); });
+        return !engine->given_up_;
     } catch (const std::exception &error) {
         engine->read_failure_ = error.what();
         return false;  // ends this part of the graph; should_stop() ends what would follow
@@ -104,6 +106,8 @@ bool Engine::on_node(ggml_tensor *node, bool ask, void *self) {
 
 // The last layer computes only the tokens whose logits are wanted.
 void Engine::look_ahead(int32_t layer, const ggml_tensor *topk) {
+    if (!experts_->may_look_ahead(layer)) return;
+    if (!experts_->may_look_ahead(layer)) return;
     const ggml_tensor *input = EarlyRouter::input_of(topk);
     const int64_t n_last = layer + 2 == info_.n_layer ? n_outputs_ : topk->ne[1];
     if (n_last > 0) experts_->look_ahead(layer, early_router_.guess(layer, input, topk->ne[0], n_last));

@@ -2,18 +2,22 @@
 
 #include <fcntl.h>
 #include <sys/stat.h>
+#include <sys/uio.h>
 #include <unistd.h>
 
 #include <algorithm>
 #include <cerrno>
 #include <chrono>
 #include <cstring>
+#include <system_error>
 
 #include "error.h"
 
 namespace bmoe {
 
 namespace {
+
+constexpr auto LONGEST_WAIT = std::chrono::milliseconds(20);  // a cancel is to be noticed meanwhile
 
 double now_s() { return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count(); }
 
@@ -27,6 +31,33 @@ int read_whole(int file, uint8_t *to, size_t n_bytes, uint64_t offset, size_t &n
         if (n == 0) return 0;
         n_read += static_cast<size_t>(n);
     }
+    return 0;
+}
+
+// The blocks of a job past the page cache; the errno, 0, or ENODATA where not all of it came at once. Whole blocks go where
+// they belong. One that is shared with a neighbour goes through a buffer, and only its own bytes are copied: the neighbour
+// may be computed with, and on an encrypted disk a direct read has other bytes in its pages until it is done.
+int read_direct(int file, const ReadJob &job, uint64_t &n_read) {
+    constexpr uint64_t BLOCK = Reader::BLOCK;
+    alignas(Reader::BLOCK) static thread_local uint8_t first[Reader::BLOCK], last[Reader::BLOCK];
+    const uint64_t job_end = job.offset + job.n_bytes;
+    const uint64_t begin = job.offset / BLOCK * BLOCK, end = (job_end + BLOCK - 1) / BLOCK * BLOCK;
+    const bool ragged_head = begin != job.offset || (end - begin == BLOCK && end != job_end);
+    const bool ragged_tail = end != job_end && end - begin > BLOCK;
+    const uint64_t inner = begin + (ragged_head ? BLOCK : 0), inner_end = end - (ragged_tail ? BLOCK : 0);
+    iovec parts[3];
+    int n_parts = 0;
+    if (ragged_head) parts[n_parts++] = {first, BLOCK};
+    if (inner < inner_end) parts[n_parts++] = {job.to + (inner - job.offset), inner_end - inner};
+    if (ragged_tail) parts[n_parts++] = {last, BLOCK};
+    ssize_t n = 0;
+    do n = preadv(file, parts, n_parts, static_cast<off_t>(begin));
+    while (n < 0 && errno == EINTR);
+    if (n < 0) return errno;
+    n_read += static_cast<uint64_t>(n);
+    if (begin + static_cast<uint64_t>(n) < job_end) return ENODATA;
+    if (ragged_head) memcpy(job.to, first + (job.offset - begin), std::min(begin + BLOCK, job_end) - job.offset);
+    if (ragged_tail) memcpy(job.to + (inner_end - job.offset), last, job_end - inner_end);
     return 0;
 }
 
@@ -52,10 +83,17 @@ Reader::Reader(const std::vector<std::string> &paths, int32_t n_lanes, bool dire
         direct_ = direct_ && file.direct >= 0;
         files_.push_back(file);
     }
-    for (int32_t i = 0; i < n_lanes; ++i) lanes_.emplace_back([this] { lane(); });
+    try {
+        for (int32_t i = 0; i < n_lanes; ++i) lanes_.emplace_back([this] { lane(); });
+    } catch (const std::system_error &error) {
+        stop();
+        fail(BMOE_E_MEMORY, "cannot start %d threads to read with: %s", n_lanes, error.what());
+    }
 }
 
-Reader::~Reader() {
+Reader::~Reader() { stop(); }
+
+void Reader::stop() {
     {
         const std::lock_guard<std::mutex> lock(mutex_);
         stop_ = true;
@@ -96,14 +134,19 @@ std::vector<ReadJob> Reader::drop_waiting(const void *owner) {
     const auto end = std::stable_partition(waiting_.begin(), waiting_.end(), stays);
     std::vector<ReadJob> dropped(end, waiting_.end());
     waiting_.erase(end, waiting_.end());
+    if (!owner) {
+        dropped.insert(dropped.end(), urgent_.begin(), urgent_.end());
+        urgent_.clear();
+    }
     return dropped;
 }
 
 std::vector<Reader::Done> Reader::collect(bool wait) {
     std::unique_lock<std::mutex> lock(mutex_);
-    if (wait)
-        done_.wait(lock,
-                   [&] { return !finished_.empty() || (n_running_ == 0 && urgent_.empty() && waiting_.empty()); });
+    if (wait) {
+        done_.wait_for(lock, LONGEST_WAIT,
+                       [&] { return !finished_.empty() || (n_running_ == 0 && urgent_.empty() && waiting_.empty()); });
+    }
     std::vector<Done> out;
     out.swap(finished_);
     return out;
@@ -141,19 +184,11 @@ void Reader::lane() {
 
 std::string Reader::read(const ReadJob &job, uint64_t &n_read) const {
     const File &file = files_[static_cast<size_t>(job.file)];
+    int why = direct_ ? read_direct(file.direct, job, n_read) : EINVAL;
+    if (direct_ && why == 0) return "";
+    // A short read, or a place that takes no direct ones after all.
     size_t got = 0;
-    int why = EINVAL;
-    if (direct_) {
-        const uint64_t begin = job.offset / BLOCK * BLOCK;
-        const uint64_t end = (job.offset + job.n_bytes + BLOCK - 1) / BLOCK * BLOCK;
-        const size_t lead = job.offset - begin;
-        why = read_whole(file.direct, job.to - lead, end - begin, begin, got);
-        n_read += got;
-        // The last block of a file may be short.
-        if (why == 0 && got >= lead + job.n_bytes) return "";
-    }
-    // EINVAL: this file, or this place of it, takes no direct reads after all.
-    if (!direct_ || why == EINVAL || why == 0) {
+    if (why == EINVAL || why == EOPNOTSUPP || why == ENODATA) {
         why = read_whole(file.buffered, job.to, job.n_bytes, job.offset, got);
         n_read += got;
         if (why == 0 && got == job.n_bytes) return "";

@@ -42,9 +42,9 @@ class Reader {
     void submit(const std::vector<ReadJob> &jobs, bool urgent);
     // Make jobs of this owner and tag that still wait urgent.
     void hurry(const void *owner, int32_t tag);
-    // Drop what waits and is not urgent, of one owner or (null) of all; the jobs dropped.
+    // Drop what waits: of one owner what is not urgent, with null everything; the jobs dropped.
     std::vector<ReadJob> drop_waiting(const void *owner = nullptr);
-    // What is done since the last call; waits for at least one where something is under way and wait is set.
+    // What is done since the last call. With wait, waits for something where there is something to wait for, 20 ms at most.
     std::vector<Done> collect(bool wait);
 
     bool is_direct() const { return direct_; }
@@ -63,6 +63,7 @@ class Reader {
         int64_t changed_s = 0, changed_ns = 0;
     };
     void lane();
+    void stop();
     std::string read(const ReadJob &job, uint64_t &n_read) const;
     void close_files();
 

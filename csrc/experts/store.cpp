@@ -1,6 +1,7 @@
 #include "experts/store.h"
 
 #include <sys/mman.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <cerrno>
@@ -13,7 +14,6 @@ namespace bmoe {
 
 namespace {
 
-constexpr size_t PAGE = Reader::BLOCK;
 constexpr uint32_t USE = 256;  // what a use adds to a score for each doubling of its tokens; a fifth is lost per graph
 constexpr size_t MAX_REQUEST = 4 << 20;  // several lanes share a long range
 constexpr size_t ENOUGH_GUESSES = 24;
@@ -29,6 +29,9 @@ struct Stopwatch {
     ~Stopwatch() { total += std::chrono::duration<double>(Clock::now() - begin).count(); }
 };
 
+// What the kernel gives and takes back; a block of a file is never larger.
+const uintptr_t PAGE = std::max<uintptr_t>(Reader::BLOCK, static_cast<uintptr_t>(sysconf(_SC_PAGESIZE)));
+
 uintptr_t page_down(uintptr_t address) { return address / PAGE * PAGE; }
 uintptr_t page_up(uintptr_t address) { return page_down(address + PAGE - 1); }
 
@@ -40,9 +43,7 @@ ExpertStore::ExpertStore(const std::vector<std::string> &paths, const StoreOptio
 ExpertStore::~ExpertStore() {
     reader_.drop_waiting();
     while (n_reading_ > 0) {
-        const auto done = reader_.collect(true);
-        if (done.empty()) break;
-        take(done);
+        take(reader_.collect(true));
     }
     for (Layer &layer : layers_)
         for (Tensor &tensor : layer.tensors) munmap(tensor.range, tensor.range_bytes);
@@ -114,27 +115,45 @@ void ExpertStore::begin_graph() {
     current_ = -1;
     failure_.clear();
     n_guessed_ = n_right_ = 0;
+    has_router_ = false;
     if (!layers_.empty() && options_.remember) ahead_of(0, layers_[0].likely);
 }
 
 // Read what is likely to be asked for, unless such guesses have been wrong in this one: then it is of another
 // topic, and its first layers have shown it.
 void ExpertStore::ahead_of(size_t index, const std::vector<int32_t> &guess) {
-    if (!options_.look_ahead || index >= layers_.size()) return;
-    if (n_guessed_ >= ENOUGH_GUESSES && static_cast<double>(n_right_) < LEAST_RIGHT * static_cast<double>(n_guessed_))
-        return;
+    if (!guesses_well() || index >= layers_.size()) return;
     Layer &layer = layers_[index];
     std::vector<int32_t> ids;
     for (const int32_t id : guess)
-        if (layer.experts[static_cast<size_t>(id)].where == Where::absent) ids.push_back(id);
+        if (static_cast<size_t>(id) < layer.experts.size() &&
+            layer.experts[static_cast<size_t>(id)].where == Where::absent)
+            ids.push_back(id);
     for (const int32_t id : ids) layer.experts[static_cast<size_t>(id)].ahead = true;
     counters_.bytes_ahead += layer.expert_bytes * static_cast<int64_t>(ids.size());
     read(layer, std::move(ids), false);
 }
 
+bool ExpertStore::guesses_well() const {
+    return options_.look_ahead && (n_guessed_ < ENOUGH_GUESSES ||
+                                   static_cast<double>(n_right_) >= LEAST_RIGHT * static_cast<double>(n_guessed_));
+}
+
+bool ExpertStore::may_look_ahead(int32_t layer_number) const {
+    if (!options_.look_ahead || (has_router_ && !guesses_well()) || current_ < 0) return false;
+    const auto next = static_cast<size_t>(current_) + 1;
+    if (layers_[static_cast<size_t>(current_)].number != layer_number || next >= layers_.size()) return false;
+    const std::vector<Expert> &experts = layers_[next].experts;
+    return std::any_of(experts.begin(), experts.end(), [](const Expert &e) { return e.where == Where::absent; });
+}
+
 void ExpertStore::look_ahead(int32_t layer_number, const std::vector<int32_t> &guess) {
     const Layer *layer = layer_of(layer_number);
     if (!layer) return;
+    if (!guess.empty() && !has_router_) {
+        n_guessed_ = n_right_ = 0;  // what was remembered for the first layer says nothing of them
+        has_router_ = true;
+    }
     const auto next = static_cast<size_t>(layer - layers_.data()) + 1;
     if (next < layers_.size()) ahead_of(next, guess.empty() && options_.remember ? layers_[next].likely : guess);
 }
@@ -238,7 +257,8 @@ void ExpertStore::take(const std::vector<Reader::Done> &done) {
         Expert &expert = layer->experts[static_cast<size_t>(job.tag)];
         --n_reading_;
         --expert.n_jobs;
-        if (!job.error.empty() && failure_.empty())
+        // A guess that cannot be read is read again if it is asked for.
+        if (!job.error.empty() && failure_.empty() && !expert.ahead)
             failure_ =
                 "expert " + std::to_string(job.tag) + " of layer " + std::to_string(layer->number) + ": " + job.error;
         if (!job.error.empty()) expert.whole = false;
@@ -249,15 +269,24 @@ void ExpertStore::take(const std::vector<Reader::Done> &done) {
     }
 }
 
-void ExpertStore::wait() {
-    if (current_ < 0) return;
-    const Layer &layer = layers_[static_cast<size_t>(current_)];
+bool ExpertStore::wait(const std::function<bool()> &is_unwanted) {
+    if (current_ < 0) return true;
+    Layer &layer = layers_[static_cast<size_t>(current_)];
     const auto is_there = [&](int32_t id) { return layer.experts[static_cast<size_t>(id)].where == Where::resident; };
     if (!std::all_of(asked_.begin(), asked_.end(), is_there)) {
         const Stopwatch watch(counters_.stall_s);
-        while (failure_.empty() && !std::all_of(asked_.begin(), asked_.end(), is_there)) take(reader_.collect(true));
+        while (failure_.empty() && !std::all_of(asked_.begin(), asked_.end(), is_there)) {
+            if (is_unwanted()) return false;
+            // A guess may have been dropped, or have failed, before it was asked for.
+            std::vector<int32_t> again;
+            for (const int32_t id : asked_)
+                if (layer.experts[static_cast<size_t>(id)].where == Where::absent) again.push_back(id);
+            read(layer, std::move(again), true);
+            take(reader_.collect(true));
+        }
     }
     if (!failure_.empty()) fail(BMOE_E_READ, "%s", failure_.c_str());
+    return true;
 }
 
 // A layer has been computed: keep the experts that prompts asked for most, and give the others back.
@@ -303,7 +332,14 @@ void ExpertStore::end_graph() {
     // A guess that did not come to be read is no longer wanted, and one that is being read must land first.
     drop(reader_.drop_waiting());
     while (n_reading_ > 0) take(reader_.collect(true));
-    for (Layer &layer : layers_) trim(layer);
+    for (Layer &layer : layers_) {
+        for (Expert &expert : layer.experts) {
+            // It stays, perhaps, but as a guess it was wrong: the next graph does not judge it again.
+            if (expert.ahead) counters_.bytes_wasted += layer.expert_bytes;
+            expert.ahead = false;
+        }
+        trim(layer);
+    }
     current_ = -1;
 }
 

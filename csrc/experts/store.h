@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <string>
 #include <vector>
@@ -50,8 +51,11 @@ class ExpertStore {
     // Read ahead, behind what was asked for, what the layer after it is likely to ask for; where guess is empty, what it
     // asked for before.
     void look_ahead(int32_t layer, const std::vector<int32_t> &guess);
-    // Wait until what was asked for is there. Throws Error (BMOE_E_READ).
-    void wait();
+    // Whether guesses are made, have been right enough in this graph, and could find something missing after this layer.
+    bool may_look_ahead(int32_t layer) const;
+    // Wait until what was asked for is there; false where is_unwanted, asked every 20 ms, said so first. Throws Error
+    // (BMOE_E_READ).
+    bool wait(const std::function<bool()> &is_unwanted);
     // The graph has been computed, or given up.
     void end_graph();
 
@@ -91,6 +95,7 @@ class ExpertStore {
     };
 
     Layer *layer_of(int32_t number);
+    bool guesses_well() const;
     void read(Layer &layer, std::vector<int32_t> ids, bool urgent);
     void take(const std::vector<Reader::Done> &done);
     void ahead_of(size_t index, const std::vector<int32_t> &guess);
@@ -110,6 +115,7 @@ class ExpertStore {
     size_t n_reading_ = 0;
     int32_t current_ = -1;        // index of the layer that is being computed
     std::vector<int32_t> asked_;  // of it
+    bool has_router_ = false;     // this graph's guesses come from routers
     size_t n_guessed_ = 0;        // experts of this graph that were read ahead and whose router has run by now
     size_t n_right_ = 0;          // of them, those it asked for
     uint64_t graph_ = 0;

@@ -28,11 +28,13 @@ void *__wrap_mmap(void *address, size_t n_bytes, int protection, int flags, int 
     void *mapped = __real_mmap(address, n_bytes, protection, flags & ~MAP_POPULATE, file, offset);
     if (mapped == MAP_FAILED) return mapped;
     __real_posix_madvise(mapped, n_bytes, POSIX_MADV_RANDOM);
-    constexpr uint64_t PAGE = 4096;
+    constexpr uint64_t PAGE = 4096, PIECE = 4 << 20;
     for (const auto &[begin, end] : sparse->next()) {
         const uint64_t first = begin / PAGE * PAGE;
         const uint64_t last = std::min<uint64_t>((end + PAGE - 1) / PAGE * PAGE, n_bytes);
-        if (first < last) __real_posix_madvise(static_cast<char *>(mapped) + first, last - first, POSIX_MADV_WILLNEED);
+        // The kernel reads no more than some MiB for one request.
+        for (uint64_t at = first; at < last; at += PIECE)
+            __real_posix_madvise(static_cast<char *>(mapped) + at, std::min(PIECE, last - at), POSIX_MADV_WILLNEED);
     }
     return mapped;
 }

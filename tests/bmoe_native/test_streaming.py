@@ -170,22 +170,32 @@ SHIM = """
 #define _GNU_SOURCE
 #include <dlfcn.h>
 #include <errno.h>
-#include <fcntl.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/uio.h>
 #include <unistd.h>
-ssize_t pread(int file, void *to, size_t n, off_t offset) {
-    static ssize_t (*real)(int, void *, size_t, off_t);
-    static int n_calls;
-    if (!real) real = (ssize_t (*)(int, void *, size_t, off_t))dlsym(RTLD_NEXT, "pread");
+static int n_calls;
+static int fails(void) {
     const char *fault = getenv("FAULT");
-    if (!fault || n < 4096) return real(file, to, n, offset);
-    const int is_direct = fcntl(file, F_GETFL) & O_DIRECT;
-    if (!strcmp(fault, "short") && n > 4096) return real(file, to, n / 8192 * 4096 + 4096, offset);
-    if (!strcmp(fault, "einval") && is_direct) { errno = EINVAL; return -1; }
-    if (!strcmp(fault, "eintr") && __sync_fetch_and_add(&n_calls, 1) % 2) { errno = EINTR; return -1; }
-    if (!strcmp(fault, "eio") && __sync_fetch_and_add(&n_calls, 1) == 9) { errno = EIO; return -1; }
-    return real(file, to, n, offset);
+    if (!fault) return 0;
+    const int call = __sync_fetch_and_add(&n_calls, 1);
+    errno = !strcmp(fault, "eintr") && call % 2 ? EINTR : !strcmp(fault, "eio") && call == 9 ? EIO : 0;
+    return errno != 0;
+}
+ssize_t pread(int file, void *to, size_t n, off_t offset) {
+    ssize_t (*real)(int, void *, size_t, off_t) = (ssize_t (*)(int, void *, size_t, off_t))dlsym(RTLD_NEXT, "pread");
+    const char *fault = getenv("FAULT");
+    if (fails()) return -1;
+    return real(file, to, fault && !strcmp(fault, "short") && n > 4096 ? n / 2 : n, offset);
+}
+ssize_t preadv(int file, const struct iovec *parts, int n_parts, off_t offset) {
+    ssize_t (*real)(int, const struct iovec *, int, off_t) =
+        (ssize_t (*)(int, const struct iovec *, int, off_t))dlsym(RTLD_NEXT, "preadv");
+    const char *fault = getenv("FAULT");
+    if (fault && !strcmp(fault, "einval")) { errno = EINVAL; return -1; }
+    if (fault && !strcmp(fault, "slow")) usleep(200000);
+    if (fails()) return -1;
+    return real(file, parts, fault && !strcmp(fault, "short") ? 1 : n_parts, offset);
 }
 """
 PROGRAM = """
@@ -248,3 +258,29 @@ def test_more_experts_than_there_are_is_refused(path: Path, tmp_path: Path) -> N
         Engine.open(path, n_expert_used=9)
     with pytest.raises(ArgumentError, match="this model has 0"):
         Engine.open(tiny.write(tmp_path / "dense.gguf"), n_expert_used=1)
+
+
+SLOW = """
+    import os, sys, threading
+    import numpy as np
+    from bmoe_native import Engine, Streaming
+    tokens = [int(token) for token in sys.argv[2].split()]
+    with Engine.open(sys.argv[1], n_threads=1, streaming=Streaming(cache_bytes=0, io_threads=1)) as engine:
+        os.environ["FAULT"] = "slow"
+        threading.Timer(0.5, engine.cancel).start()
+        result = engine.prefill(tokens)
+        assert result.cancelled and engine.position == 0, result
+        assert 0 < result.n_misses < 24, result  # of three layers with eight experts: it did not go on
+        os.environ["FAULT"] = "none"
+        engine.clear_cancel()
+        engine.prefill(tokens)
+        sys.stdout.buffer.write(engine.logits().tobytes())
+"""
+
+
+def test_a_cancel_is_noticed_while_reads_are_waited_for(path: Path, resident: np.ndarray, shim: Path) -> None:
+    command = [sys.executable, "-c", textwrap.dedent(SLOW), path, " ".join(map(str, TOKENS))]
+    env = {**os.environ, "LD_PRELOAD": str(shim)}
+    done = subprocess.run(command, env=env, capture_output=True, timeout=60, check=False)
+    assert done.returncode == 0, done.stderr
+    np.testing.assert_array_equal(np.frombuffer(done.stdout, np.float32), resident)

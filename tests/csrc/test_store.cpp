@@ -47,7 +47,7 @@ int main(int argc, char **argv) {
         std::vector<int32_t> ids;
         for (int32_t id = 0; words >> id;) ids.push_back(id);
         store.ask(layer, ids);
-        store.wait();
+        store.wait([] { return false; });
     }
     report(store);
     ggml_free(context);
