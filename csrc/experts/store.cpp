@@ -221,8 +221,10 @@ void ExpertStore::drop(const std::vector<ReadJob> &jobs) {
     std::vector<Reader::Done> gone;
     for (const ReadJob &job : jobs) {
         auto *layer = const_cast<Layer *>(static_cast<const Layer *>(job.owner));
-        layer->experts[static_cast<size_t>(job.tag)].whole = false;
+        Expert &expert = layer->experts[static_cast<size_t>(job.tag)];
+        expert.whole = false;
         gone.push_back({job.owner, job.tag, ""});
+        if (!expert.ahead) continue;
         const auto unread = static_cast<int64_t>(job.n_bytes);
         counters_.bytes_ahead -= unread;
         counters_.bytes_wasted -= unread;  // giving the expert back counts all of it
@@ -230,7 +232,7 @@ void ExpertStore::drop(const std::vector<ReadJob> &jobs) {
     take(gone);
 }
 
-// Jobs for experts that are absent: adjoining slices of a tensor become one range, long ranges several requests.
+// Jobs for experts that are absent, in the order of the file; long slices in several requests, which lanes share.
 void ExpertStore::read(Layer &layer, std::vector<int32_t> ids, bool urgent) {
     std::sort(ids.begin(), ids.end());
     std::vector<ReadJob> jobs;
