@@ -1,6 +1,7 @@
 """An engine as the policies want it: its errors about a request are refusals, and whose state it holds is known."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Protocol
 
 from bmoe.decide import BadLogits, Refused
@@ -52,6 +53,15 @@ class SessionEngine(Protocol):
     def close(self) -> None: ...
 
 
+@contextmanager
+def _as_refusals() -> Iterator[None]:
+    """What an engine says of a text is about the request, not about itself."""
+    try:
+        yield
+    except (TemplateError, TooLongError, EngineMemoryError) as error:
+        raise Refused(str(error)) from error
+
+
 class DecidingBackend:
     """For a decision and for perplexity, which begin by making the state their own: before_change is called then."""
 
@@ -71,16 +81,12 @@ class DecidingBackend:
         return self._engine.max_rows
 
     def chat_tokens(self, messages: Sequence[ChatMessage]) -> list[int]:
-        try:
+        with _as_refusals():
             return self._engine.chat_tokens(messages)
-        except (TemplateError, TooLongError, EngineMemoryError) as error:
-            raise Refused(str(error)) from error
 
     def text_tokens(self, text: str, *, add_bos: bool) -> list[int]:
-        try:
+        with _as_refusals():
             return self._engine.text_tokens(text, add_bos=add_bos)
-        except (TooLongError, EngineMemoryError) as error:
-            raise Refused(str(error)) from error
 
     def load_state(self, state: State) -> None:
         self._before_change()
@@ -137,11 +143,9 @@ class GeneratingBackend:
         self._cache_budget_bytes = n_bytes
 
     def turn_prompt(self, messages: Sequence[ChatMessage], *, think: bool) -> TurnPrompt:
-        try:
+        with _as_refusals():
             prompt = self._engine.render(messages, reasoning=think)
             tokens = self._engine.tokenize(prompt, add_bos=True)
-        except (TemplateError, TooLongError, EngineMemoryError) as error:
-            raise Refused(str(error)) from error
         return TurnPrompt(tokens=tokens, in_reasoning=self._opens_reasoning(prompt))
 
     def _opens_reasoning(self, prompt: Prompt) -> bool:
@@ -151,10 +155,8 @@ class GeneratingBackend:
         return bool(start) and tail.rfind(start) > tail.rfind(end)
 
     def text_tokens(self, text: str, *, add_bos: bool) -> list[int]:
-        try:
+        with _as_refusals():
             return self._engine.text_tokens(text, add_bos=add_bos)
-        except (TooLongError, EngineMemoryError) as error:
-            raise Refused(str(error)) from error
 
     def token_bytes(self, token: int) -> bytes:
         return self._engine.detokenize([token], special=True)

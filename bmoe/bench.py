@@ -16,11 +16,10 @@ from types import TracebackType
 
 from bmoe.decide import Refused
 from bmoe_native import Engine, PrefillResult
-from bmoe_native.types import Info, Streaming
+from bmoe_native.types import DEFAULT_IO_THREADS, Info, Streaming
 
 BLOCK = 4096
 MAX_REQUEST_BYTES = 4 << 20  # of one read of the engine's
-DEFAULT_IO_THREADS = 4
 PROBE_S = 2.0
 FLOOR_RUNS = 2  # of each prompt with everything in memory; the faster one is its floor
 SAMPLE_EVERY_S = 0.01

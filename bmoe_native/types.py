@@ -6,6 +6,8 @@ from dataclasses import dataclass
 TOKEN_CONTROL = 2
 TOKEN_END = 32
 
+DEFAULT_IO_THREADS = 4  # what io_threads 0 stands for
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Streaming:

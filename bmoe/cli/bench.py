@@ -79,14 +79,7 @@ def bench(
     no_repack: NoRepackFlag = False,
     as_json: JsonFlag = False,
 ) -> None:
-    experts = ExpertFlags(
-        moe_stream=moe_stream,
-        cache_mb=cache_mb,
-        io_threads=io_threads,
-        no_odirect=no_odirect,
-        prefetch=prefetch,
-        no_repack=no_repack,
-    )
+    experts = ExpertFlags.typed(ctx)
     if prompt and (tokens is not None or repeat is not None):
         raise Refused("--prompt takes the place of --tokens and --repeat: leave them out")
     if no_template and not prompt:

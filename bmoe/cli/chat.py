@@ -13,7 +13,6 @@ from bmoe import BadLogits, Session
 from bmoe.cli import render
 from bmoe.cli.experts import (
     CacheMbFlag,
-    ExpertFlags,
     IoThreadsFlag,
     MoeStreamFlag,
     NoOdirectFlag,
@@ -26,9 +25,7 @@ from bmoe.cli.generate import (
     ReaderLeft,
     SeedFlag,
     StopFlag,
-    SystemFlag,
     TemperatureFlag,
-    TemplateFlag,
     ThinkFlag,
     TopKFlag,
     TopPFlag,
@@ -36,17 +33,19 @@ from bmoe.cli.generate import (
 from bmoe.cli.opening import (
     CtxFlag,
     ModelFlag,
-    OpenFlags,
+    SystemFlag,
+    TemplateFlag,
     ThreadsFlag,
     UbatchFlag,
     VerboseFlag,
     cancelled_by_ctrl_c,
     interrupted,
     model_path,
+    open_flags,
     open_session,
 )
 from bmoe.cli.shell import Shell
-from bmoe.cli.texts import file_text, plain, text_or_file
+from bmoe.cli.texts import plain, text_or_file
 from bmoe.decide import Refused
 from bmoe.generate import GenerateRequest, GenerateResult, Sampling
 from bmoe_native.errors import ArgumentError
@@ -118,23 +117,7 @@ def chat(
         sampling=Sampling(temperature=temperature, top_k=top_k, top_p=top_p, min_p=min_p, seed=seed),
         stop=tuple(map(plain, stop or ())),
     )
-    experts = ExpertFlags(
-        moe_stream=moe_stream,
-        cache_mb=cache_mb,
-        io_threads=io_threads,
-        no_odirect=no_odirect,
-        prefetch=prefetch,
-        no_repack=no_repack,
-    )
-    flags = OpenFlags(
-        model=model,
-        threads=threads,
-        ctx=ctx_tokens,
-        ubatch=ubatch,
-        chat_template=None if template is None else file_text("--template", template),
-        experts=experts,
-        verbose=verbose,
-    )
+    flags = open_flags(ctx)
     path = model_path(shell, flags.model)
     lines = _typed(shell) if sys.stdin is not None and sys.stdin.isatty() else _piped
     with open_session(shell, path, flags) as session:

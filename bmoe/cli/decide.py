@@ -11,17 +11,29 @@ from bmoe import Session
 from bmoe.cli.batch import BatchFlags, run_batch
 from bmoe.cli.experts import (
     CacheMbFlag,
-    ExpertFlags,
     IoThreadsFlag,
     MoeStreamFlag,
     NoOdirectFlag,
     NoRepackFlag,
     PrefetchFlag,
 )
-from bmoe.cli.opening import OpenFlags, model_path, open_session
+from bmoe.cli.opening import (
+    CtxFlag,
+    JsonFlag,
+    ModelFlag,
+    OpenFlags,
+    SystemFlag,
+    TemplateFlag,
+    ThreadsFlag,
+    UbatchFlag,
+    VerboseFlag,
+    model_path,
+    open_flags,
+    open_session,
+)
 from bmoe.cli.render import decision
 from bmoe.cli.shell import Shell
-from bmoe.cli.texts import behind_dashes, file_text, plain, text_or_file
+from bmoe.cli.texts import behind_dashes, plain, text_or_file
 from bmoe.decide import DecideRequest, Refused
 from bmoe.records import Asked, result_record
 from bmoe.session import check_prefix_cache
@@ -124,20 +136,16 @@ def decide(
     choice: Annotated[
         list[str] | None, typer.Option("--choice", metavar="TEXT", help="A text to score by its first token; repeat.")
     ] = None,
-    system: Annotated[str | None, typer.Option(metavar="TEXT", help="A system message: TEXT or @FILE.")] = None,
-    template: Annotated[str | None, typer.Option(metavar="FILE", help="Jinja chat template, not the model's.")] = None,
+    system: SystemFlag = None,
+    template: TemplateFlag = None,
     no_template: Annotated[bool, typer.Option("--no-template", help="The prompt is raw text.")] = False,
     batch: Annotated[str | None, typer.Option(metavar="FILE", help="Requests, one JSON object a line.")] = None,
     out: Annotated[str | None, typer.Option(metavar="FILE", help="Results of --batch; continued if there.")] = None,
     restart: Annotated[bool, typer.Option("--restart", help="Write --out anew.")] = False,
-    model: Annotated[
-        str | None, typer.Option("-m", "--model", metavar="MODEL", help="A GGUF file or a name; see bmoe models.")
-    ] = None,
-    threads: Annotated[int, typer.Option("-t", "--threads", metavar="N", min=0, help="0: the CPUs there are.")] = 0,
-    ctx_tokens: Annotated[
-        int, typer.Option("-c", "--ctx", metavar="N", min=0, help="Context in tokens; 0: up to 4096.")
-    ] = 0,
-    ubatch: Annotated[int, typer.Option(metavar="N", min=0, help="Tokens computed at once; 0: 512.")] = 0,
+    model: ModelFlag = None,
+    threads: ThreadsFlag = 0,
+    ctx_tokens: CtxFlag = 0,
+    ubatch: UbatchFlag = 0,
     prefix_cache: Annotated[str, typer.Option(metavar="auto|on|off", help="Keep the state after a prefix.")] = "auto",
     moe_stream: MoeStreamFlag = False,
     cache_mb: CacheMbFlag = None,
@@ -145,8 +153,8 @@ def decide(
     no_odirect: NoOdirectFlag = False,
     prefetch: PrefetchFlag = None,
     no_repack: NoRepackFlag = False,
-    as_json: Annotated[bool, typer.Option("--json", help="One JSON object on stdout.")] = False,
-    verbose: Annotated[bool, typer.Option("--verbose", help="The engine's log on stderr.")] = False,
+    as_json: JsonFlag = False,
+    verbose: VerboseFlag = False,
 ) -> None:
     shell: Shell = ctx.obj
     if no_template and (template is not None or system is not None):
@@ -160,24 +168,8 @@ def decide(
         template=not no_template,
     )
     check_prefix_cache(prefix_cache)
-    experts = ExpertFlags(
-        moe_stream=moe_stream,
-        cache_mb=cache_mb,
-        io_threads=io_threads,
-        no_odirect=no_odirect,
-        prefetch=prefetch,
-        no_repack=no_repack,
-    )
-    flags = OpenFlags(
-        model=model,
-        threads=threads,
-        ctx=ctx_tokens,
-        ubatch=ubatch,
-        chat_template=None if template is None else file_text("--template", template),
-        system=None if system is None else text_or_file("--system", system),
-        prefix_cache=prefix_cache,
-        experts=experts,
-        verbose=verbose,
+    flags = open_flags(
+        ctx, system=None if system is None else text_or_file("--system", system), prefix_cache=prefix_cache
     )
     if batch is None:
         if out is not None or restart:

@@ -7,11 +7,10 @@ from typing import Annotated
 import typer
 
 from bmoe.decide import Refused
-from bmoe_native.types import Info, Streaming
+from bmoe_native.types import DEFAULT_IO_THREADS, Info, Streaming
 
 MIB = 2**20
 MAX_CACHE_MIB = 2**31 - 1
-DEFAULT_IO_THREADS = 4
 PREFETCH = ("off", "previous", "router", "both")
 
 MoeStreamFlag = Annotated[
@@ -52,6 +51,11 @@ class ExpertFlags:
             raise Refused(
                 f"--cache-mb must be auto or a whole number of MiB from 0 to {MAX_CACHE_MIB}, not {self.cache_mb!r}"
             )
+
+    @classmethod
+    def typed(cls, ctx: typer.Context) -> "ExpertFlags":
+        """Those of a command that declares them all under these names. Raises: Refused."""
+        return cls(**{flag.name: ctx.params[flag.name] for flag in fields(cls)})
 
     @property
     def is_auto(self) -> bool:

@@ -12,7 +12,6 @@ from typer.core import TyperCommand
 from bmoe.cli import render
 from bmoe.cli.experts import (
     CacheMbFlag,
-    ExpertFlags,
     IoThreadsFlag,
     MoeStreamFlag,
     NoOdirectFlag,
@@ -24,17 +23,20 @@ from bmoe.cli.opening import (
     JsonFlag,
     ModelFlag,
     OpenFlags,
+    SystemFlag,
+    TemplateFlag,
     ThreadsFlag,
     UbatchFlag,
     VerboseFlag,
     cancelled_by_ctrl_c,
     interrupted,
     model_path,
+    open_flags,
     open_session,
     stdin_text,
 )
 from bmoe.cli.shell import Shell
-from bmoe.cli.texts import behind_dashes, file_text, plain, text_or_file
+from bmoe.cli.texts import behind_dashes, plain, text_or_file
 from bmoe.decide import Refused
 from bmoe.generate import GenerateRequest, Sampling, Step
 
@@ -64,10 +66,6 @@ Ctrl-C ends the answer and keeps what was said. Exit codes:
   0 answered   1 engine failed   2 refused, wrong usage   130 interrupted
 """
 
-SystemFlag = Annotated[str | None, typer.Option("--system", metavar="TEXT", help="A system message: TEXT or @FILE.")]
-TemplateFlag = Annotated[
-    str | None, typer.Option("--template", metavar="FILE", help="Jinja chat template, not the model's.")
-]
 ThinkFlag = Annotated[bool, typer.Option("--think", help="Let it reason first, where its template can.")]
 TemperatureFlag = Annotated[
     float, typer.Option("--temperature", metavar="X", help="0: the likeliest token; above: draw, 1 as the model says.")
@@ -131,24 +129,7 @@ def generate(
         sampling=Sampling(temperature=temperature, top_k=top_k, top_p=top_p, min_p=min_p, seed=seed),
         stop=tuple(map(plain, stop or ())),
     )
-    experts = ExpertFlags(
-        moe_stream=moe_stream,
-        cache_mb=cache_mb,
-        io_threads=io_threads,
-        no_odirect=no_odirect,
-        prefetch=prefetch,
-        no_repack=no_repack,
-    )
-    flags = OpenFlags(
-        model=model,
-        threads=threads,
-        ctx=ctx_tokens,
-        ubatch=ubatch,
-        chat_template=None if template is None else file_text("--template", template),
-        experts=experts,
-        verbose=verbose,
-    )
-    _generate(ctx.obj, request, flags, as_json)
+    _generate(ctx.obj, request, open_flags(ctx), as_json)
 
 
 def _generate(shell: Shell, request: GenerateRequest, flags: OpenFlags, as_json: bool) -> None:

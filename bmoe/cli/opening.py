@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import FrameType
-from typing import Annotated, Protocol
+from typing import Annotated, Any, Protocol
 
 import typer
 from rich.progress import BarColumn, DownloadColumn, TextColumn, TimeRemainingColumn, TransferSpeedColumn
@@ -19,6 +19,7 @@ from bmoe import Session, models
 from bmoe.cli import experts
 from bmoe.cli.experts import ExpertFlags
 from bmoe.cli.shell import Shell
+from bmoe.cli.texts import file_text
 from bmoe.decide import Refused
 from bmoe.models import NamedModel
 
@@ -33,6 +34,10 @@ ModelFlag = Annotated[
 ThreadsFlag = Annotated[int, typer.Option("-t", "--threads", metavar="N", min=0, help="0: the CPUs there are.")]
 CtxFlag = Annotated[int, typer.Option("-c", "--ctx", metavar="N", min=0, help="Context in tokens; 0: up to 4096.")]
 UbatchFlag = Annotated[int, typer.Option("--ubatch", metavar="N", min=0, help="Tokens computed at once; 0: 512.")]
+SystemFlag = Annotated[str | None, typer.Option("--system", metavar="TEXT", help="A system message: TEXT or @FILE.")]
+TemplateFlag = Annotated[
+    str | None, typer.Option("--template", metavar="FILE", help="Jinja chat template, not the model's.")
+]
 VerboseFlag = Annotated[bool, typer.Option("--verbose", help="The engine's log on stderr.")]
 JsonFlag = Annotated[bool, typer.Option("--json", help="One JSON object on stdout.")]
 
@@ -50,6 +55,25 @@ class OpenFlags:
     prefix_cache: str = "auto"
     experts: ExpertFlags = field(default_factory=ExpertFlags)
     verbose: bool = False
+
+
+def open_flags(ctx: typer.Context, **others: Any) -> OpenFlags:
+    """What was typed of the flags that most commands declare, by the names of their parameters; `others` as they are.
+
+    Raises: Refused.
+    """
+    typed = ctx.params
+    template = typed.get("template")
+    return OpenFlags(
+        model=typed["model"],
+        threads=typed["threads"],
+        ctx=typed["ctx_tokens"],
+        ubatch=typed["ubatch"],
+        experts=ExpertFlags.typed(ctx),
+        chat_template=None if template is None else file_text("--template", template),
+        verbose=typed["verbose"],
+        **others,
+    )
 
 
 def model_path(shell: Shell, typed: str | None) -> Path:
@@ -81,24 +105,29 @@ def open_session(shell: Shell, path: Path, flags: OpenFlags) -> Session:
     """Raises: Refused, EngineError."""
     if flags.experts.without_effect:
         shell.note(f"bmoe: {flags.experts.without_effect}")
-    log = (lambda level, text: shell.note(text)) if flags.verbose else None
     with shell.err.status(f"opening {path.name}"):
-        session = shell.open_session(
-            path,
-            n_threads=flags.threads,
-            n_ctx=flags.ctx,
-            n_ubatch=flags.ubatch,
-            chat_template=flags.chat_template,
-            system=flags.system,
-            prefix_cache=flags.prefix_cache,
-            streaming=flags.experts.streaming,
-            repack=flags.experts.repack,
-            on_log=log,
-            log_level=LOG_INFO,
-        )
+        session = opened(shell, path, flags)
     for text in experts.opened(session.info, flags.experts, in_detail=flags.verbose):
         shell.note(f"bmoe: {text}")
     return session
+
+
+def opened(shell: Shell, path: Path, flags: OpenFlags, **others: Any) -> Session:
+    """A session as the flags say; `others` are Session.open's. Raises: Refused, EngineError."""
+    return shell.open_session(
+        path,
+        n_threads=flags.threads,
+        n_ctx=flags.ctx,
+        n_ubatch=flags.ubatch,
+        chat_template=flags.chat_template,
+        system=flags.system,
+        prefix_cache=flags.prefix_cache,
+        streaming=flags.experts.streaming,
+        repack=flags.experts.repack,
+        on_log=(lambda level, text: shell.note(text)) if flags.verbose else None,
+        log_level=LOG_INFO,
+        **others,
+    )
 
 
 class Cancellable(Protocol):

@@ -10,7 +10,6 @@ from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemaini
 from bmoe.cli import render
 from bmoe.cli.experts import (
     CacheMbFlag,
-    ExpertFlags,
     IoThreadsFlag,
     MoeStreamFlag,
     NoOdirectFlag,
@@ -28,6 +27,7 @@ from bmoe.cli.opening import (
     cancelled_by_ctrl_c,
     interrupted,
     model_path,
+    open_flags,
     open_session,
     stdin_text,
 )
@@ -97,15 +97,7 @@ def perplexity(
         text=_text(file, text), window=window, stride=stride, choices=tuple(map(plain, choice or ()))
     )
     shell: Shell = ctx.obj
-    experts = ExpertFlags(
-        moe_stream=moe_stream,
-        cache_mb=cache_mb,
-        io_threads=io_threads,
-        no_odirect=no_odirect,
-        prefetch=prefetch,
-        no_repack=no_repack,
-    )
-    flags = OpenFlags(model=model, threads=threads, ctx=ctx_tokens, ubatch=ubatch, experts=experts, verbose=verbose)
+    flags = open_flags(ctx)
     path = model_path(shell, flags.model)
     result = _scored(shell, path, request, flags)
     if as_json:

@@ -5,7 +5,7 @@ import glob
 import re
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -16,7 +16,6 @@ from bmoe import Session, protocol
 from bmoe.cli import experts, wire
 from bmoe.cli.experts import (
     CacheMbFlag,
-    ExpertFlags,
     IoThreadsFlag,
     MoeStreamFlag,
     NoOdirectFlag,
@@ -24,9 +23,21 @@ from bmoe.cli.experts import (
     PrefetchFlag,
 )
 from bmoe.cli.narrator import Narrator
-from bmoe.cli.opening import LOG_INFO, model_path
+from bmoe.cli.opening import (
+    CtxFlag,
+    ModelFlag,
+    OpenFlags,
+    SystemFlag,
+    TemplateFlag,
+    ThreadsFlag,
+    UbatchFlag,
+    VerboseFlag,
+    model_path,
+    open_flags,
+    opened,
+)
 from bmoe.cli.shell import Shell
-from bmoe.cli.texts import file_text, text_or_file
+from bmoe.cli.texts import text_or_file
 from bmoe.serve import End, Outlet, Server, Unheard
 from bmoe.trace import CsvTrace
 
@@ -51,20 +62,12 @@ _SHARD = re.compile(r"-\d{5}-of-(\d{5})\.gguf$")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SessionFlags:
-    """What was asked for on the command line; 0 is the engine's default."""
+    """What was asked for on the command line."""
 
-    model: str | None = None
+    opening: OpenFlags
     decide: bool = False
-    prefix_cache: str = "auto"
-    threads: int = 0
-    ctx: int = 0
-    ubatch: int = 0
-    chat_template: str | None = None
-    system: str | None = None
     csv: Path | None = None
-    experts: ExpertFlags = field(default_factory=ExpertFlags)
     progress: bool = False
-    verbose: bool = False
 
 
 class SessionCommand(TyperCommand):
@@ -83,21 +86,17 @@ class SessionCommand(TyperCommand):
 
 def session(
     ctx: typer.Context,
-    model: Annotated[
-        str | None, typer.Option("-m", "--model", metavar="MODEL", help="A GGUF file or a name; see bmoe models.")
-    ] = None,
+    model: ModelFlag = None,
     decide: Annotated[bool, typer.Option("--decide", help="Accept decisions.")] = False,
     prefix_cache: Annotated[
         str | None,
         typer.Option("--decide-prefix-cache", metavar="auto|on|off", help="Keep the state after a prefix. [auto]"),
     ] = None,
-    threads: Annotated[int, typer.Option("-t", "--threads", metavar="N", min=0, help="0: the CPUs there are.")] = 0,
-    ctx_tokens: Annotated[
-        int, typer.Option("-c", "--ctx", metavar="N", min=0, help="Context in tokens; 0: up to 4096.")
-    ] = 0,
-    ubatch: Annotated[int, typer.Option(metavar="N", min=0, help="Tokens computed at once; 0: 512.")] = 0,
-    template: Annotated[str | None, typer.Option(metavar="FILE", help="Jinja chat template, not the model's.")] = None,
-    system: Annotated[str | None, typer.Option(metavar="TEXT", help="A system message: TEXT or @FILE.")] = None,
+    threads: ThreadsFlag = 0,
+    ctx_tokens: CtxFlag = 0,
+    ubatch: UbatchFlag = 0,
+    template: TemplateFlag = None,
+    system: SystemFlag = None,
     moe_stream: MoeStreamFlag = False,
     cache_mb: CacheMbFlag = None,
     io_threads: IoThreadsFlag = None,
@@ -106,38 +105,23 @@ def session(
     no_repack: NoRepackFlag = False,
     csv: Annotated[Path | None, typer.Option(metavar="FILE", help="Append a row per token and decision.")] = None,
     progress: Annotated[bool, typer.Option("--progress", help="What is served, on stderr.")] = False,
-    verbose: Annotated[bool, typer.Option("--verbose", help="The engine's log on stderr.")] = False,
+    verbose: VerboseFlag = False,
 ) -> None:
     stdout = wire.take_stdout()
     outlet = Outlet(stdout)
     signals = wire.Signals(stdout)
     try:
         with _telling(outlet):
-            flags = SessionFlags(
-                model=model,
-                decide=decide,
+            opening = open_flags(
+                ctx,
                 prefix_cache=prefix_cache or "auto",
-                threads=threads,
-                ctx=ctx_tokens,
-                ubatch=ubatch,
-                chat_template=None if template is None else file_text("--template", template),
                 system=None if system is None else text_or_file("--system", system),
-                csv=csv,
-                experts=ExpertFlags(
-                    moe_stream=moe_stream,
-                    cache_mb=cache_mb,
-                    io_threads=io_threads,
-                    no_odirect=no_odirect,
-                    prefetch=prefetch,
-                    no_repack=no_repack,
-                ),
-                progress=progress,
-                verbose=verbose,
             )
+            flags = SessionFlags(opening=opening, decide=decide, csv=csv, progress=progress)
         if prefix_cache is not None and not decide:
             ctx.obj.note("bmoe session: --decide-prefix-cache does nothing without --decide")
-        if flags.experts.without_effect:
-            ctx.obj.note(f"bmoe session: {flags.experts.without_effect}")
+        if opening.experts.without_effect:
+            ctx.obj.note(f"bmoe session: {opening.experts.without_effect}")
         code = run(ctx.obj, flags, outlet, signals)
     except wire.Interrupted as interrupt:
         code = 128 + interrupt.number
@@ -180,25 +164,12 @@ def run(shell: Shell, flags: SessionFlags, outlet: Outlet, signals: wire.Signals
 
 
 def _open(shell: Shell, flags: SessionFlags, outlet: Outlet, started: float) -> Session:
-    path = model_path(shell, flags.model)
+    path = model_path(shell, flags.opening.model)
     on_load = _Loading(path, outlet, started)
-    session = shell.open_session(
-        path,
-        decide=flags.decide,
-        prefix_cache=flags.prefix_cache,
-        system=flags.system,
-        chat_template=flags.chat_template,
-        n_ctx=flags.ctx,
-        n_ubatch=flags.ubatch,
-        n_threads=flags.threads,
-        streaming=flags.experts.streaming,
-        repack=flags.experts.repack,
-        on_load=on_load,
-        on_log=(lambda level, text: shell.note(text)) if flags.verbose else None,
-        log_level=LOG_INFO,
-    )
+    session = opened(shell, path, flags.opening, decide=flags.decide, on_load=on_load)
     on_load(1.0)
-    for text in experts.opened(session.info, flags.experts, in_detail=flags.verbose or flags.progress):
+    in_detail = flags.opening.verbose or flags.progress
+    for text in experts.opened(session.info, flags.opening.experts, in_detail=in_detail):
         shell.note(f"bmoe session: {text}")
     return session
 

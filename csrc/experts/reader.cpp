@@ -121,23 +121,27 @@ void Reader::submit(const std::vector<ReadJob> &jobs, bool urgent) {
     work_.notify_all();
 }
 
-void Reader::hurry(const void *owner, int32_t tag) {
+std::vector<ReadJob> Reader::settle(const void *owner, const std::vector<int32_t> &tags) {
     const std::lock_guard<std::mutex> lock(mutex_);
-    const auto wanted = [&](const ReadJob &job) { return job.owner == owner && job.tag == tag; };
-    std::copy_if(waiting_.begin(), waiting_.end(), std::back_inserter(urgent_), wanted);
-    waiting_.erase(std::remove_if(waiting_.begin(), waiting_.end(), wanted), waiting_.end());
+    const auto end =
+        std::stable_partition(waiting_.begin(), waiting_.end(), [&](const ReadJob &job) { return job.owner != owner; });
+    std::vector<ReadJob> dropped;
+    for (auto job = end; job != waiting_.end(); ++job) {
+        if (std::binary_search(tags.begin(), tags.end(), job->tag))
+            urgent_.push_back(*job);
+        else
+            dropped.push_back(*job);
+    }
+    waiting_.erase(end, waiting_.end());
+    return dropped;
 }
 
-std::vector<ReadJob> Reader::drop_waiting(const void *owner) {
+std::vector<ReadJob> Reader::drop_waiting() {
     const std::lock_guard<std::mutex> lock(mutex_);
-    const auto stays = [&](const ReadJob &job) { return owner && job.owner != owner; };
-    const auto end = std::stable_partition(waiting_.begin(), waiting_.end(), stays);
-    std::vector<ReadJob> dropped(end, waiting_.end());
-    waiting_.erase(end, waiting_.end());
-    if (!owner) {
-        dropped.insert(dropped.end(), urgent_.begin(), urgent_.end());
-        urgent_.clear();
-    }
+    std::vector<ReadJob> dropped(urgent_.begin(), urgent_.end());
+    dropped.insert(dropped.end(), waiting_.begin(), waiting_.end());
+    urgent_.clear();
+    waiting_.clear();
     return dropped;
 }
 

@@ -11,7 +11,7 @@
 
 namespace bmoe {
 
-// A range of a file and where it goes; the bytes around it within its blocks go there too when read directly.
+// A range of a file and where it goes.
 struct ReadJob {
     int32_t file = 0;
     uint64_t offset = 0;
@@ -40,10 +40,11 @@ class Reader {
     Reader &operator=(const Reader &) = delete;
 
     void submit(const std::vector<ReadJob> &jobs, bool urgent);
-    // Make jobs of this owner and tag that still wait urgent.
-    void hurry(const void *owner, int32_t tag);
-    // Drop what waits: of one owner what is not urgent, with null everything; the jobs dropped.
-    std::vector<ReadJob> drop_waiting(const void *owner = nullptr);
+    // Of the jobs of an owner that wait, make those with one of these tags (rising) urgent, and drop the others; the jobs
+    // dropped.
+    std::vector<ReadJob> settle(const void *owner, const std::vector<int32_t> &tags);
+    // Drop everything that waits; the jobs dropped.
+    std::vector<ReadJob> drop_waiting();
     // What is done since the last call. With wait, waits for something where there is something to wait for, 20 ms at most.
     std::vector<Done> collect(bool wait);
 

@@ -207,8 +207,7 @@ void ExpertStore::count_uses(Layer &layer, const std::vector<int32_t> &ids, cons
 
 // The router has run: what was guessed right is hurried, and what was guessed wrong and not read yet need not be.
 void ExpertStore::judge_guesses(Layer &layer, const std::vector<int32_t> &ids) {
-    for (const int32_t id : ids) reader_.hurry(&layer, id);
-    drop(reader_.drop_waiting(&layer));
+    drop(reader_.settle(&layer, ids));
     for (size_t id = 0; id < layer.experts.size(); ++id) {
         if (!layer.experts[id].ahead) continue;
         ++n_guessed_;
