@@ -203,7 +203,7 @@ PROGRAM = """
     import numpy as np
     from bmoe_native import Engine, ReadError, Streaming
     tokens = [int(token) for token in sys.argv[2].split()]
-    with Engine.open(sys.argv[1], n_threads=1, streaming=Streaming(cache_bytes=0)) as engine:
+    with Engine.open(sys.argv[1], n_threads=1, streaming=Streaming(cache_bytes=1 << 30)) as engine:
         os.environ["FAULT"] = sys.argv[3]  # putenv: the shim sees it from here on
         try:
             engine.prefill(tokens)
@@ -271,6 +271,7 @@ SLOW = """
         result = engine.prefill(tokens)
         assert result.cancelled and engine.position == 0, result
         assert 0 < result.n_misses < 24, result  # of three layers with eight experts: it did not go on
+        assert result.read_bytes < engine.info.experts_bytes / 6, result  # nor read the first layer to its end
         os.environ["FAULT"] = "none"
         engine.clear_cancel()
         engine.prefill(tokens)
