@@ -19,7 +19,7 @@ from bmoe_native.errors import (
     TooLongError,
     UnsupportedError,
 )
-from bmoe_native.types import Counters, Info, PrefillResult, Prompt, Streaming
+from bmoe_native.types import Counters, Info, PrefillResult, Prompt, Routing, Streaming
 
 __all__ = [
     "ArgumentError",
@@ -38,6 +38,7 @@ __all__ = [
     "PrefillResult",
     "Prompt",
     "ReadError",
+    "Routing",
     "StateError",
     "Streaming",
     "TemplateError",

@@ -13,18 +13,25 @@ import numpy.typing as npt
 from bmoe_native import errors
 from bmoe_native._lib import ERROR_TEXT_BYTES, check, ffi, lib, raise_status
 from bmoe_native.hooks import Hooks
-from bmoe_native.types import Counters, Info, PrefillResult, Prompt, Streaming
+from bmoe_native.types import Counters, Float32Array, Info, PrefillResult, Prompt, Routing, Streaming
 
-Float32Array = npt.NDArray[np.float32]
 KV_TYPES = ("f16", "f32")
 THINK_CTLS = ("none", "switch", "closed", "free", "forced")
-GUESSES = ("both", "previous", "router")
+PREFETCH = ("both", "previous", "router", "off")
+DENSE = ("mmap", "anon")
 LOG_WARN = 3
 
 
 def _close(handle: Any, pid: int) -> None:
     if os.getpid() == pid:
         lib().bmoe_close(handle)
+
+
+def _index(name: str, value: str, allowed: tuple[str, ...]) -> int:
+    """The enum value of bmoe.h that a word stands for."""
+    if value not in allowed:
+        raise errors.ArgumentError(f"{name} is {value!r}, allowed are {', '.join(allowed)}")
+    return allowed.index(value)
 
 
 def _encoded(text: str | bytes, what: str) -> bytes:
@@ -73,18 +80,21 @@ class Engine:
         on_log: Callable[[int, str], None] | None = None,
         log_level: int = LOG_WARN,
         on_progress: Callable[[float], None] | None = None,
+        on_routing: Callable[[Routing], None] | None = None,
+        on_layer: Callable[[int, Float32Array], None] | None = None,
     ) -> "Engine":
         """Open a GGUF model; 0 stands for the default documented in bmoe.h.
+
+        on_routing is told what each layer's router chose, once for each graph. on_layer is told what a layer hands on
+        for the last token of a prefill: its number, and float32 [n_embd].
 
         Raises: ArgumentError, ModelError, EngineMemoryError, TemplateError, and what on_progress raises.
         """
         f, c = ffi(), lib()
-        if kv_type not in KV_TYPES:
-            raise errors.ArgumentError(f"kv_type is {kv_type!r}, allowed are {', '.join(KV_TYPES)}")
         raw_path = os.fsencode(path)
         if b"\0" in raw_path:
             raise errors.ArgumentError("the model's path holds a zero byte")
-        hooks = Hooks(on_log, on_progress)
+        hooks = Hooks(on_log, on_progress, on_routing, on_layer)
         params = f.new("bmoe_open_params *")
         c.bmoe_open_params_init(params)
         for name, value in {
@@ -98,15 +108,13 @@ class Engine:
                 setattr(params, name, value)
             except (OverflowError, TypeError) as error:
                 raise errors.ArgumentError(f"{name} is {value!r}: not a number of 32 bits") from error
-        params.kv_type = KV_TYPES.index(kv_type)
+        params.kv_type = _index("kv_type", kv_type, KV_TYPES)
         params.inspect = int(inspect)
         params.no_repack = int(not repack)
         if streaming is not None:
             params.stream, params.no_direct = 1, int(not streaming.direct)
-            params.no_look_ahead = int(not streaming.look_ahead)
-            if streaming.guess not in GUESSES:
-                raise errors.ArgumentError(f"guess is {streaming.guess!r}, allowed are {', '.join(GUESSES)}")
-            params.guess = GUESSES.index(streaming.guess)
+            params.prefetch = _index("prefetch", streaming.prefetch, PREFETCH)
+            params.dense = _index("dense", streaming.dense, DENSE)
             params.io_threads, params.cache_bytes = streaming.io_threads, streaming.cache_bytes
         template = f.NULL
         if chat_template is not None:
@@ -114,6 +122,7 @@ class Engine:
             template = f.new("char[]", encoded)
             params.chat_template, params.chat_template_bytes = template, len(encoded)
         params.log, params.progress, params.poll = hooks.log, hooks.progress, hooks.poll
+        params.router, params.layer = hooks.routing, hooks.layer
         handle, text = f.new("bmoe_engine **"), f.new("char[]", ERROR_TEXT_BYTES)
         status = c.bmoe_open(handle, raw_path, params, text, ERROR_TEXT_BYTES)
         if status < 0:

@@ -2,11 +2,17 @@
 
 from dataclasses import dataclass
 
+import numpy as np
+import numpy.typing as npt
+
+Float32Array = npt.NDArray[np.float32]
+
 # bmoe_token_attr_bits of bmoe.h
 TOKEN_CONTROL = 2
 TOKEN_END = 32
 
 DEFAULT_IO_THREADS = 4  # what io_threads 0 stands for
+RESIDENCY = ("absent", "ahead", "resident")  # bmoe_residency of bmoe.h
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -16,8 +22,9 @@ class Streaming:
     cache_bytes: int = -1  # of experts kept in memory between graphs; -1: from what is available
     io_threads: int = 0  # that read; 0: 4
     direct: bool = True  # past the page cache where the file allows it
-    look_ahead: bool = True  # read what a layer is likely to ask for before its router has run
-    guess: str = "both"  # by what: "router", applied one layer early; "previous", what was asked for; "both"
+    prefetch: str = "both"  # what is read before a layer's router has run: "router", what it says one layer early;
+    # "previous", what was asked for; "both"; "off", nothing
+    dense: str = "mmap"  # where the other weights lie: "mmap", in the page cache; "anon", in the process's memory
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -95,6 +102,18 @@ class PrefillResult:
     io_s: float = 0.0
     stall_s: float = 0.0
     mgmt_s: float = 0.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Routing:
+    """What a layer's router chose for the tokens of one graph; in the last layer, for those whose logits are wanted."""
+
+    layer: int
+    n_expert: int  # of the layer
+    experts: npt.NDArray[np.int32]  # [n_tokens, n_used]
+    weights: Float32Array  # [n_tokens, n_used], by which the experts' outputs are multiplied
+    residency: npt.NDArray[np.uint8] | None  # [n_tokens, n_used], of RESIDENCY by index; None where nothing streams
+    expert_bytes: int  # of one expert of the layer in the file
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -146,9 +146,9 @@ bmoe_open_params checked_params(const bmoe_open_params *given) {
     checked_range(params.stream, 0, 1, "stream");
     checked_range(params.io_threads, 0, 64, "io_threads");
     checked_range(params.no_direct, 0, 1, "no_direct");
-    checked_range(params.no_look_ahead, 0, 1, "no_look_ahead");
+    checked_range(params.prefetch, BMOE_PREFETCH_BOTH, BMOE_PREFETCH_OFF, "prefetch");
+    checked_range(params.dense, BMOE_DENSE_MMAP, BMOE_DENSE_ANON, "dense");
     checked_range(params.no_repack, 0, 1, "no_repack");
-    checked_range(params.guess, BMOE_GUESS_BOTH, BMOE_GUESS_ROUTER, "guess");
     checked_range(params.n_expert_used, 0, INT32_MAX, "n_expert_used");
     if (params.cache_bytes < -1) {
         fail(BMOE_E_ARGUMENT, "cache_bytes is %lld: a number of bytes, or -1 for what is available",

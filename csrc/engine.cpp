@@ -43,7 +43,12 @@ std::string why(const LogSink &log) { return log.first_error.empty() ? "llama.cp
 }  // namespace
 
 Engine::Engine(const std::string &path, const bmoe_open_params &params)
-    : poll_(params.poll), poll_user_(params.poll_user) {
+    : poll_(params.poll),
+      poll_user_(params.poll_user),
+      router_hook_(params.router),
+      router_user_(params.router_user),
+      layer_hook_(params.layer),
+      layer_user_(params.layer_user) {
     log_.hook = params.log;
     log_.user = params.log_user;
     log_.level = params.log_level;
@@ -86,7 +91,7 @@ void Engine::load_model(const std::string &path, const bmoe_open_params &params)
     std::vector<const char *> shards;
     for (const std::string &shard : file_.shards) shards.push_back(shard.c_str());
     log_.first_error.clear();
-    model_.reset(experts_             ? load_streamed(shards, model)
+    model_.reset(experts_             ? load_streamed(shards, model, params)
                  : shards.size() == 1 ? llama_model_load_from_file(shards[0], model)
                                       : llama_model_load_from_splits(shards.data(), shards.size(), model));
     if (progress.stopped) fail(BMOE_E_CANCELLED, "loading %s was cancelled", legible(path).c_str());
@@ -175,7 +180,7 @@ void Engine::create_context(const bmoe_open_params &params) {
     if (params.kv_type == BMOE_KV_F32) context.flash_attn_type = LLAMA_FLASH_ATTN_TYPE_DISABLED;
     context.abort_callback = should_stop;
     context.abort_callback_data = this;
-    if (experts_) {
+    if (experts_ || router_hook_ || layer_hook_) {
         context.cb_eval = on_node;
         context.cb_eval_user_data = this;
     }

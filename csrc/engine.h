@@ -4,6 +4,7 @@
 #include <atomic>
 #include <chrono>
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -98,10 +99,18 @@ class Engine {
     void decode(llama_token *tokens, int32_t n_tokens, Rows rows);
     void undo_prefill(int32_t position);
     static bool should_stop(void *engine);
+    // graph.cpp
     static bool on_node(ggml_tensor *node, bool ask, void *engine);
+    bool wants(const ggml_tensor *node);
+    bool computed(const ggml_tensor *node);
+    void check_readable(const ggml_tensor *node);
+    bool routed(int32_t layer, const ggml_tensor *topk);
+    void weighted(int32_t layer, const ggml_tensor *node);
     // streaming.cpp
     void stream_experts(llama_model_params &model, const bmoe_open_params &params);
-    llama_model *load_streamed(const std::vector<const char *> &shards, const llama_model_params &model);
+    llama_model *load_streamed(const std::vector<const char *> &shards, const llama_model_params &model,
+                               const bmoe_open_params &params);
+    void release_copied(const std::vector<uint8_t *> &bases);
     void choose_budget(const bmoe_open_params &params);
     void look_ahead(int32_t layer, const ggml_tensor *topk);
     void update_counters();
@@ -123,14 +132,26 @@ class Engine {
 
     bmoe_poll_fn poll_ = nullptr;
     void *poll_user_ = nullptr;
+    bmoe_router_fn router_hook_ = nullptr;
+    void *router_user_ = nullptr;
+    bmoe_layer_fn layer_hook_ = nullptr;
+    void *layer_user_ = nullptr;
+    // What a router chose whose experts are being computed.
+    struct Routed {
+        int32_t layer = -1;
+        int64_t n_used = 0, n_tokens = 0;
+        std::vector<int32_t> experts;
+        std::vector<uint8_t> residency;
+    } routed_;
     std::chrono::steady_clock::time_point last_poll_{};
     std::atomic<bool> cancel_{false};
     int32_t position_ = 0;
     bool has_logits_ = false;
-    std::string broken_;        // why only close() is left
-    bool given_up_ = false;     // the graph that is running was cancelled while it waited for experts
-    int64_t n_outputs_ = 0;     // tokens of the graph that is running whose logits are wanted
-    std::string read_failure_;  // of the graph that is running
+    std::string broken_;     // why only close() is left
+    bool given_up_ = false;  // the graph that is running was cancelled while it waited for experts
+    int64_t n_outputs_ = 0;  // tokens of the graph that is running whose logits are wanted
+    double early_router_s_ = 0.0;
+    std::optional<Error> graph_failure_;  // of the graph that is running: what it needs cannot be had
 };
 
 }  // namespace bmoe

@@ -31,11 +31,12 @@ using Gguf = std::unique_ptr<gguf_context, decltype(&gguf_free)>;
 struct File {
     int fd = -1;
     int64_t size = 0;
+    os::FileIdentity identity;
     explicit File(const std::string &path) {
         fd = open(path.c_str(), O_RDONLY | O_CLOEXEC);
         if (fd < 0) fail(BMOE_E_MODEL, "cannot open the model %s: %s", legible(path).c_str(), strerror(errno));
         struct stat status{};
-        if (fstat(fd, &status) != 0 || !S_ISREG(status.st_mode)) {
+        if (fstat(fd, &status) != 0 || !S_ISREG(status.st_mode) || !os::identify(fd, identity)) {
             close(fd);
             fail(BMOE_E_MODEL, "%s is not a regular file", legible(path).c_str());
         }
@@ -99,6 +100,7 @@ void add_tensors(ModelFile &model, std::set<std::string> &moe_layers, const gguf
         if (!is_expert(name)) continue;
         model.experts_bytes += bytes;
         moe_layers.insert(name.substr(0, name.find(".ffn_")));
+        model.layer_bytes[layer_of(name.c_str())] += bytes;
     }
 }
 
@@ -128,6 +130,7 @@ Gguf read_gguf(const std::string &path, const File &file) {
     }
     Gguf gguf(gguf_init_from_file(path.c_str(), {/*no_alloc=*/true, /*ctx=*/nullptr}), gguf_free);
     if (!gguf) {
+        const File again(path);  // out of file descriptors it is not damaged
         fail(BMOE_E_MODEL, "%s is damaged or cut short: its metadata cannot be read within its %" PRId64 " bytes",
              legible(path).c_str(), file.size);
     }
@@ -251,6 +254,13 @@ void mix_file(uint64_t &hash, const gguf_context *gguf, const File &file) {
 
 }  // namespace
 
+int32_t layer_of(const char *tensor) { return strncmp(tensor, "blk.", 4) == 0 ? atoi(tensor + 4) : -1; }
+
+int64_t ModelFile::expert_bytes(int32_t layer) const {
+    const auto found = layer_bytes.find(layer);
+    return found == layer_bytes.end() || n_expert <= 0 ? 0 : found->second / n_expert;
+}
+
 bool is_expert_weight(const std::string &tensor) {
     static const std::string END = "_exps.weight";
     return is_expert(tensor) && tensor.size() > END.size() &&
@@ -275,11 +285,13 @@ ModelFile inspect_model(const std::string &path) {
     std::set<std::string> moe_layers;
     model.fingerprint = 0xcbf29ce484222325ull;
     add_tensors(model, moe_layers, gguf.get(), 0);
+    model.identities.push_back(first.identity);
     mix_file(model.fingerprint, gguf.get(), first);
     for (size_t i = 1; i < model.shards.size(); ++i) {
         const File file(model.shards[i]);
         const Gguf shard = read_gguf(model.shards[i], file);
         add_tensors(model, moe_layers, shard.get(), static_cast<int32_t>(i));
+        model.identities.push_back(file.identity);
         mix_file(model.fingerprint, shard.get(), file);
     }
     model.n_moe_layer = static_cast<int32_t>(moe_layers.size());

@@ -13,7 +13,7 @@ using Clock = std::chrono::steady_clock;
 // Called by ggml between two nodes of a graph, on the thread that called prefill.
 bool Engine::should_stop(void *self) {
     auto *engine = static_cast<Engine *>(self);
-    if (!engine->read_failure_.empty()) return true;
+    if (engine->graph_failure_) return true;
     if (engine->cancel_.load(std::memory_order_relaxed)) return true;
     if (!engine->poll_) return false;
     const auto now = Clock::now();
@@ -53,16 +53,17 @@ void Engine::decode(llama_token *tokens, int32_t n_tokens, Rows rows) {
     wanted.back() = rows == Rows::none ? 0 : 1;
     llama_batch batch{n_tokens, tokens, nullptr, positions.data(), n_seqs.data(), sequences.data(), wanted.data()};
     log_.first_error.clear();
-    read_failure_.clear();
+    graph_failure_.reset();
     given_up_ = false;
+    routed_.layer = -1;
     n_outputs_ = rows == Rows::all ? n_tokens : rows == Rows::last ? 1 : 0;
     if (experts_) experts_->begin_graph();
     const int32_t status = llama_decode(context_.get(), batch);
     if (experts_) experts_->end_graph();
-    if (!read_failure_.empty()) {
-        const std::string why = std::move(read_failure_);
-        read_failure_.clear();
-        throw Error(BMOE_E_READ, why);
+    if (graph_failure_) {
+        const Error why = *graph_failure_;
+        graph_failure_.reset();
+        throw why;
     }
     // llama.cpp calls a graph whose callback ended it a success.
     if (given_up_) throw Error(BMOE_E_CANCELLED, "the prefill was cancelled");
@@ -125,7 +126,8 @@ bmoe_counters Engine::compute(const std::vector<llama_token> &tokens, Rows rows)
     std::vector<llama_token> copy = tokens;
     const auto start = Clock::now();
     const os::Usage usage_before = os::process_usage();
-    std::string failure, unread;
+    std::string failure;
+    std::optional<Error> unread;  // the state is as before, and the engine goes on
     bool cancelled = false;
     has_logits_ = false;
     last_poll_ = start;
@@ -139,8 +141,8 @@ bmoe_counters Engine::compute(const std::vector<llama_token> &tokens, Rows rows)
         has_logits_ = true;
     } catch (const Error &error) {
         cancelled = error.status == BMOE_E_CANCELLED;
-        if (error.status == BMOE_E_READ)
-            unread = error.what();
+        if (error.status == BMOE_E_READ || error.status == BMOE_E_UNSUPPORTED)
+            unread = error;
         else if (!cancelled)
             failure = error.what();
     } catch (const std::exception &error) {
@@ -151,9 +153,9 @@ bmoe_counters Engine::compute(const std::vector<llama_token> &tokens, Rows rows)
     counters_.prefill_cpu_s += usage.cpu_s - usage_before.cpu_s;
     counters_.n_major_faults += usage.n_major_faults - usage_before.n_major_faults;
     update_counters();
-    if (!unread.empty()) {
+    if (unread) {
         undo_prefill(begin);
-        throw Error(BMOE_E_READ, unread);
+        throw *unread;
     }
     if (!failure.empty()) {
         broken_ = failure;

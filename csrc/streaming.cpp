@@ -1,7 +1,8 @@
-// An engine whose routed experts stay in the file: how it is loaded, and when a graph waits for them.
+// An engine whose routed experts stay in the file: how it is loaded, and what is read before it is asked for.
+#include <sys/mman.h>
+
 #include <algorithm>
 #include <cinttypes>
-#include <cstring>
 
 #include "engine.h"
 #include "error.h"
@@ -14,17 +15,49 @@ namespace bmoe {
 namespace {
 
 constexpr int32_t DEFAULT_LANES = 4;
-constexpr const char *ROUTED = "ffn_moe_topk-";  // the ids of the experts of a layer, [n_used, n_tokens]
+constexpr size_t MAX_REQUEST = 4 << 20;  // several lanes share a long range
 
 // What of each file is to be read at load: all but the experts' weights.
-std::vector<os::SparseMapping::Ranges> dense_ranges(const ModelFile &file) {
-    std::vector<os::SparseMapping::Ranges> ranges(file.shards.size());
+std::vector<os::SparseMapping::File> dense_files(const ModelFile &file) {
+    std::vector<os::SparseMapping::File> files(file.shards.size());
+    for (size_t i = 0; i < files.size(); ++i) files[i].identity = file.identities[i];
     for (const auto &[name, place] : file.tensors) {
         if (!is_expert_weight(name))
-            ranges[static_cast<size_t>(place.shard)].push_back({place.offset, place.offset + place.n_bytes});
+            files[static_cast<size_t>(place.shard)].ranges.push_back({place.offset, place.offset + place.n_bytes});
     }
-    for (auto &list : ranges) std::sort(list.begin(), list.end());
-    return ranges;
+    for (auto &one : files) {
+        std::sort(one.ranges.begin(), one.ranges.end());
+        os::SparseMapping::Ranges joined;
+        for (const auto &range : one.ranges) {
+            // Tensors are aligned: what lies between two of them is less than a block.
+            if (!joined.empty() && range.first < joined.back().second + Reader::BLOCK)
+                joined.back().second = std::max(joined.back().second, range.second);
+            else
+                joined.push_back(range);
+        }
+        one.ranges = std::move(joined);
+    }
+    return files;
+}
+
+// The ranges of one file into memory, by the lanes of a reader. Empty, or what went wrong.
+std::string read_ranges(Reader &reader, size_t file, const os::SparseMapping::Ranges &ranges, uint8_t *base,
+                        const std::function<bool()> &is_unwanted) {
+    std::vector<ReadJob> jobs;
+    for (const auto &[begin, end] : ranges)
+        for (uint64_t at = begin; at < end; at += MAX_REQUEST)
+            jobs.push_back({static_cast<int32_t>(file), at, base + at, std::min<size_t>(MAX_REQUEST, end - at)});
+    reader.submit(jobs, true);
+    std::string failure;
+    for (size_t n_left = jobs.size(); n_left > 0;) {
+        for (const Reader::Done &done : reader.collect(true)) {
+            --n_left;
+            if (failure.empty()) failure = done.error;
+        }
+        if (failure.empty() && is_unwanted()) failure = "it was cancelled";
+        if (!failure.empty()) n_left -= reader.drop_waiting().size();
+    }
+    return failure;
 }
 
 }  // namespace
@@ -33,10 +66,12 @@ void Engine::stream_experts(llama_model_params &model, const bmoe_open_params &p
     StoreOptions options;
     options.n_lanes = params.io_threads > 0 ? params.io_threads : DEFAULT_LANES;
     options.direct = !params.no_direct;
-    options.look_ahead = !params.no_look_ahead;
-    options.remember = params.guess != BMOE_GUESS_ROUTER;
+    options.look_ahead = params.prefetch != BMOE_PREFETCH_OFF;
+    options.remember = params.prefetch != BMOE_PREFETCH_ROUTER;
     options.budget_bytes = std::max<int64_t>(params.cache_bytes, 0);
     experts_ = std::make_unique<ExpertStore>(file_.shards, options);
+    const std::string other = experts_->other_than(file_.identities);
+    if (!other.empty()) fail(BMOE_E_MODEL, "the model file changed while it was being opened: %s", other.c_str());
     expert_buffers_ = std::make_unique<ExpertBufferType>(*experts_, file_.tensors);
     overrides_[0] = {"\\.ffn_(gate|up|down|gate_up)_exps\\.weight$", expert_buffers_->get()};
     overrides_[1] = {nullptr, nullptr};
@@ -44,25 +79,73 @@ void Engine::stream_experts(llama_model_params &model, const bmoe_open_params &p
     model.load_mode = LLAMA_LOAD_MODE_MMAP;
 }
 
-llama_model *Engine::load_streamed(const std::vector<const char *> &shards, const llama_model_params &model) {
-    const os::SparseMapping sparse(dense_ranges(file_));
-    llama_model *loaded = llama_model_load_from_splits(const_cast<const char **>(shards.data()), shards.size(), model);
+llama_model *Engine::load_streamed(const std::vector<const char *> &shards, const llama_model_params &model,
+                                   const bmoe_open_params &params) {
+    const std::vector<os::SparseMapping::File> files = dense_files(file_);
+    std::unique_ptr<Reader> reader;
+    os::SparseMapping::Fill fill;
+    if (params.dense == BMOE_DENSE_ANON) {
+        const int32_t n_lanes = params.io_threads > 0 ? params.io_threads : DEFAULT_LANES;
+        reader = std::make_unique<Reader>(file_.shards, n_lanes, !params.no_direct);
+        fill = [&](size_t file, uint8_t *base) {
+            const auto is_unwanted = [&] { return !model.progress_callback(0.0f, model.progress_callback_user_data); };
+            return read_ranges(*reader, file, files[file].ranges, base, is_unwanted);
+        };
+    }
+    const os::SparseMapping sparse(files, fill);
+    std::unique_ptr<llama_model, FreeModel> loaded(
+        llama_model_load_from_splits(const_cast<const char **>(shards.data()), shards.size(), model));
     if (!loaded && !expert_buffers_->failure().empty()) fail(BMOE_E_MODEL, "%s", expert_buffers_->failure().c_str());
-    if (loaded) experts_->finish();
-    return loaded;
+    if (!loaded && !sparse.failure().empty())
+        log_.first_error = "the weights of file " + std::to_string(sparse.bases().size() + 1) + " of " +
+                           std::to_string(files.size()) + ": " + sparse.failure();
+    if (!loaded) return nullptr;
+    experts_->finish();
+    model_ = std::move(loaded);
+    if (fill) release_copied(sparse.bases());
+    return model_.release();
+}
+
+// Weights that llama.cpp has put into another layout are copies: what they were read into is given back.
+void Engine::release_copied(const std::vector<uint8_t *> &bases) {
+    std::map<std::string, bool> is_copied;
+    std::vector<std::pair<uint64_t, uint64_t>> used(bases.size(), {UINT64_MAX, 0});  // beyond it llama.cpp has unmapped
+    for (const auto &[name, tensor] : llama_internal_get_tensor_map(model_.get())) {
+        const auto place = file_.tensors.find(name);
+        if (place == file_.tensors.end() || is_expert_weight(name)) continue;
+        const auto shard = static_cast<size_t>(place->second.shard);
+        const bool in_place = tensor->data == bases[shard] + place->second.offset;
+        is_copied[name] = (is_copied.count(name) == 0 || is_copied[name]) && !in_place;
+        if (!in_place) continue;
+        used[shard].first = std::min(used[shard].first, place->second.offset);
+        used[shard].second = std::max(used[shard].second, place->second.offset + place->second.n_bytes);
+    }
+    constexpr uint64_t PAGE = Reader::BLOCK;
+    for (const auto &[name, copied] : is_copied) {
+        const TensorPlace &place = file_.tensors[name];
+        const auto &[first, last] = used[static_cast<size_t>(place.shard)];
+        const uint64_t begin = (std::max(place.offset, first) + PAGE - 1) / PAGE * PAGE;
+        const uint64_t end = std::min(place.offset + place.n_bytes, last) / PAGE * PAGE;
+        if (copied && begin < end) madvise(bases[static_cast<size_t>(place.shard)] + begin, end - begin, MADV_DONTNEED);
+    }
 }
 
 // A budget of what is available now that everything else has been allocated, less one layer's experts twice: the one that
 // is computed and the one that is read meanwhile.
 void Engine::choose_budget(const bmoe_open_params &params) {
     if (!experts_) return;
+    // Where the dense weights are mapped, the kernel counts their pages as available, and each graph wants all of them.
+    const int64_t mapped = params.dense == BMOE_DENSE_ANON ? 0 : file_.weights_bytes - experts_->total_bytes();
+    const int64_t left = os::available_bytes() - mapped - 2 * experts_->layer_bytes();
     if (params.cache_bytes < 0) {
-        // The dense weights are mapped: the kernel counts their pages as available, and each graph wants all of them.
-        const int64_t dense = file_.weights_bytes - experts_->total_bytes();
-        const int64_t left = os::available_bytes() - dense - 2 * experts_->layer_bytes();
         experts_->set_budget(std::clamp<int64_t>(left * 8 / 10, 0, experts_->total_bytes()));
+    } else if (std::min(params.cache_bytes, experts_->total_bytes()) > std::max<int64_t>(left, 0)) {
+        log_line(log_, BMOE_LOG_WARN,
+                 "a cache of " + std::to_string(params.cache_bytes >> 20) +
+                     " MiB is asked for, and there is room for " + std::to_string(std::max<int64_t>(left, 0) >> 20) +
+                     " MiB beside the model's other weights");
     }
-    if (!params.no_look_ahead && params.guess != BMOE_GUESS_PREVIOUS)
+    if (params.prefetch == BMOE_PREFETCH_BOTH || params.prefetch == BMOE_PREFETCH_ROUTER)
         early_router_.find(llama_internal_get_tensor_map(model_.get()));
     info_.is_streamed = 1;
     info_.reads_direct = experts_->is_direct();
@@ -78,39 +161,15 @@ void Engine::set_cache_budget(int64_t bytes) {
     update_counters();
 }
 
-// Asked of each node of a graph before it is computed, and told of those it was asked for when they have been. Computing
-// pauses meanwhile, on the thread that called prefill.
-bool Engine::on_node(ggml_tensor *node, bool ask, void *self) {
-    const bool is_routing = strncmp(node->name, ROUTED, strlen(ROUTED)) == 0;
-    if (ask || !is_routing) return is_routing;
-    auto *engine = static_cast<Engine *>(self);
-    try {
-        std::vector<int32_t> ids;
-        ids.reserve(static_cast<size_t>(node->ne[0] * node->ne[1]));
-        for (int64_t token = 0; token < node->ne[1]; ++token) {
-            const auto *row = reinterpret_cast<const int32_t *>(static_cast<const char *>(node->data) +
-                                                                static_cast<size_t>(token) * node->nb[1]);
-            ids.insert(ids.end(), row, row + node->ne[0]);
-        }
-        const int32_t layer = atoi(node->name + strlen(ROUTED));
-        engine->experts_->ask(layer, ids);
-        // While the lanes read, this thread would only wait.
-        engine->look_ahead(layer, node);
-        engine->given_up_ = !engine->experts_->wait([engine] { return should_stop(engine); });
-        return !engine->given_up_;
-    } catch (const std::exception &error) {
-        engine->read_failure_ = error.what();
-        return false;  // ends this part of the graph; should_stop() ends what would follow
-    }
-}
-
 // The last layer computes only the tokens whose logits are wanted.
 void Engine::look_ahead(int32_t layer, const ggml_tensor *topk) {
     if (!experts_->may_look_ahead(layer)) return;
-    if (!experts_->may_look_ahead(layer)) return;
-    const ggml_tensor *input = EarlyRouter::input_of(topk);
     const int64_t n_last = layer + 2 == info_.n_layer ? n_outputs_ : topk->ne[1];
-    if (n_last > 0) experts_->look_ahead(layer, early_router_.guess(layer, input, topk->ne[0], n_last));
+    if (n_last <= 0) return;
+    const auto begin = std::chrono::steady_clock::now();
+    const std::vector<int32_t> guess = early_router_.guess(layer, EarlyRouter::input_of(topk), topk->ne[0], n_last);
+    early_router_s_ += std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
+    experts_->look_ahead(layer, guess);
 }
 
 void Engine::update_counters() {
@@ -124,7 +183,7 @@ void Engine::update_counters() {
     counters_.n_misses = now.n_misses;
     counters_.io_s = now.io_s;
     counters_.stall_s = now.stall_s;
-    counters_.mgmt_s = now.mgmt_s;
+    counters_.mgmt_s = now.mgmt_s + early_router_s_;
     counters_.resident_bytes = experts_->resident_bytes();
 }
 

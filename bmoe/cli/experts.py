@@ -74,8 +74,7 @@ class ExpertFlags:
             cache_bytes=-1 if self.is_auto else int(self._cache_mib) * MIB,
             io_threads=self.io_threads or 0,
             direct=not self.no_odirect,
-            look_ahead=self.prefetch != "off",
-            guess=self.prefetch if self.prefetch not in (None, "off") else "both",
+            prefetch=self.prefetch or "both",
         )
 
     @property

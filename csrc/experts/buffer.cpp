@@ -45,9 +45,6 @@ void get_tensor(ggml_backend_buffer_t, const ggml_tensor *tensor, void *data, si
     memcpy(data, static_cast<const uint8_t *>(tensor->data) + offset, size);
 }
 
-// "blk.17.ffn_up_exps.weight" → 17
-int32_t layer_of(const char *name) { return strncmp(name, "blk.", 4) == 0 ? atoi(name + 4) : -1; }
-
 void set_tensor(ggml_backend_buffer_t buffer, ggml_tensor *tensor, const void *, size_t, size_t) {
     auto *impl = static_cast<ExpertBufferType::Impl *>(buffer->buft->context);
     try {

@@ -1,7 +1,6 @@
 #include "experts/reader.h"
 
 #include <fcntl.h>
-#include <sys/stat.h>
 #include <sys/uio.h>
 #include <unistd.h>
 
@@ -68,20 +67,22 @@ Reader::Reader(const std::vector<std::string> &paths, int32_t n_lanes, bool dire
         File file;
         file.path = path;
         file.buffered = open(path.c_str(), O_RDONLY | O_CLOEXEC);
-        struct stat status{};
-        if (file.buffered < 0 || fstat(file.buffered, &status) != 0) {
+        if (file.buffered < 0 || !os::identify(file.buffered, file.identity)) {
             const int why = errno;
             files_.push_back(file);
             close_files();
             fail(BMOE_E_MODEL, "cannot open %s: %s", legible(path).c_str(), strerror(why));
         }
-        file.size = static_cast<uint64_t>(status.st_size);
-        file.changed_s = status.st_mtim.tv_sec;
-        file.changed_ns = status.st_mtim.tv_nsec;
         posix_fadvise(file.buffered, 0, 0, POSIX_FADV_RANDOM);  // exactly what is asked for, no window around it
         if (direct_) file.direct = open(path.c_str(), O_RDONLY | O_CLOEXEC | O_DIRECT);
+        const bool exhausted = direct_ && file.direct < 0 && (errno == EMFILE || errno == ENFILE);
+        const int why = errno;
         direct_ = direct_ && file.direct >= 0;
         files_.push_back(file);
+        if (exhausted) {
+            close_files();
+            fail(BMOE_E_MODEL, "cannot open %s: %s", legible(path).c_str(), strerror(why));
+        }
     }
     try {
         for (int32_t i = 0; i < n_lanes; ++i) lanes_.emplace_back([this] { lane(); });
@@ -200,18 +201,24 @@ std::string Reader::read(const ReadJob &job, uint64_t &n_read) const {
     const std::string where =
         std::to_string(job.n_bytes) + " bytes at " + std::to_string(job.offset) + " of " + legible(file.path);
     if (why != 0) return "cannot read " + where + ": " + strerror(why);
-    return "cannot read " + where + ": the file ends after " + std::to_string(job.offset + got);
+    return "cannot read " + where + ": the file ends " +
+           (got > 0 ? "after " + std::to_string(job.offset + got) : "before that");
 }
 
 std::string Reader::changed() const {
     for (const File &file : files_) {
-        struct stat status{};
-        if (fstat(file.buffered, &status) != 0) return legible(file.path) + ": " + strerror(errno);
-        if (static_cast<uint64_t>(status.st_size) != file.size)
-            return legible(file.path) + " had " + std::to_string(file.size) + " bytes and has " +
-                   std::to_string(status.st_size) + " now";
-        if (status.st_mtim.tv_sec != file.changed_s || status.st_mtim.tv_nsec != file.changed_ns)
-            return legible(file.path) + " was written to while it was open";
+        os::FileIdentity now;
+        if (!os::identify(file.buffered, now)) return legible(file.path) + ": " + strerror(errno);
+        const std::string what = os::difference(file.identity, now);
+        if (!what.empty()) return legible(file.path) + " " + what;
+    }
+    return "";
+}
+
+std::string Reader::other_than(const std::vector<os::FileIdentity> &inspected) const {
+    for (size_t i = 0; i < files_.size(); ++i) {
+        const std::string what = os::difference(inspected[i], files_[i].identity);
+        if (!what.empty()) return legible(files_[i].path) + " " + what;
     }
     return "";
 }

@@ -9,6 +9,8 @@
 #include <thread>
 #include <vector>
 
+#include "os/identity.h"
+
 namespace bmoe {
 
 // A range of a file and where it goes.
@@ -52,16 +54,17 @@ class Reader {
     uint64_t bytes_read();  // asked of the kernel, blocks included
     double busy_s();        // seconds in which at least one lane was reading
 
-    // Empty, or what has become of a file since it was opened: cut, replaced or written to.
+    // Empty, or what has become of a file since it was opened: cut or written to.
     std::string changed() const;
+    // Empty, or which of the files is another than the one that was inspected, in the order of the paths.
+    std::string other_than(const std::vector<os::FileIdentity> &inspected) const;
 
   private:
     struct File {
         std::string path;
         int direct = -1;
         int buffered = -1;
-        uint64_t size = 0;
-        int64_t changed_s = 0, changed_ns = 0;
+        os::FileIdentity identity;
     };
     void lane();
     void stop();

@@ -85,12 +85,28 @@ void ExpertStore::finish() {
         index_of_[static_cast<size_t>(layers_[i].number)] = static_cast<int32_t>(i);
         total_bytes_ += layers_[i].expert_bytes * static_cast<int64_t>(layers_[i].experts.size());
     }
+    share_budget();
 }
 
-ExpertStore::Layer *ExpertStore::layer_of(int32_t number) {
+const ExpertStore::Layer *ExpertStore::layer_of(int32_t number) const {
     if (number < 0 || static_cast<size_t>(number) >= index_of_.size()) return nullptr;
     const int32_t index = index_of_[static_cast<size_t>(number)];
     return index < 0 ? nullptr : &layers_[static_cast<size_t>(index)];
+}
+
+ExpertStore::Layer *ExpertStore::layer_of(int32_t number) {
+    return const_cast<Layer *>(static_cast<const ExpertStore *>(this)->layer_of(number));
+}
+
+bool ExpertStore::is_current(int32_t layer) const {
+    return current_ >= 0 && layers_[static_cast<size_t>(current_)].number == layer;
+}
+
+bmoe_residency ExpertStore::residency(int32_t layer_number, int32_t id) const {
+    const Layer *layer = layer_of(layer_number);
+    if (!layer || id < 0 || static_cast<size_t>(id) >= layer->experts.size()) return BMOE_ABSENT;
+    const Expert &expert = layer->experts[static_cast<size_t>(id)];
+    return expert.where == Where::absent ? BMOE_ABSENT : expert.ahead ? BMOE_AHEAD : BMOE_RESIDENT;
 }
 
 int64_t ExpertStore::layer_bytes() const {
@@ -100,12 +116,21 @@ int64_t ExpertStore::layer_bytes() const {
     return most;
 }
 
-// Experts of a layer that stay from one graph to the next. Each layer has the same share of its own: a prompt walks the
-// layers in a circle, and one list for all of them would give each expert up just before it is asked for again.
-size_t ExpertStore::quota(const Layer &layer) const {
-    if (total_bytes_ == 0) return 0;
+// Each layer keeps the same share of its experts: a prompt walks the layers in a circle, and one list for all of them would
+// give each expert up just before it is asked for again. What is left, less than an expert for each layer, goes to the first.
+void ExpertStore::share_budget() {
+    if (total_bytes_ == 0) return;
     const double share = static_cast<double>(options_.budget_bytes) / static_cast<double>(total_bytes_);
-    return static_cast<size_t>(std::min(share, 1.0) * static_cast<double>(layer.experts.size()));
+    int64_t left = options_.budget_bytes;
+    for (Layer &layer : layers_) {
+        layer.quota = static_cast<size_t>(std::min(share, 1.0) * static_cast<double>(layer.experts.size()));
+        left -= layer.expert_bytes * static_cast<int64_t>(layer.quota);
+    }
+    for (Layer &layer : layers_) {
+        if (layer.quota == layer.experts.size() || layer.expert_bytes > left) continue;
+        ++layer.quota;
+        left -= layer.expert_bytes;
+    }
 }
 
 void ExpertStore::begin_graph() {
@@ -296,7 +321,7 @@ void ExpertStore::trim(Layer &layer) {
     for (size_t id = 0; id < layer.experts.size(); ++id) {
         if (layer.experts[id].where == Where::resident) resident.push_back(static_cast<int32_t>(id));
     }
-    const size_t keep = quota(layer);
+    const size_t keep = layer.quota;
     if (resident.size() <= keep) return;
     std::sort(resident.begin(), resident.end(), [&](int32_t a, int32_t b) {
         const Expert &x = layer.experts[static_cast<size_t>(a)], &y = layer.experts[static_cast<size_t>(b)];
@@ -346,6 +371,7 @@ void ExpertStore::end_graph() {
 
 void ExpertStore::set_budget(int64_t bytes) {
     options_.budget_bytes = bytes;
+    share_budget();
     for (Layer &layer : layers_) trim(layer);
 }
 

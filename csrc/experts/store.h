@@ -7,6 +7,7 @@
 #include <string>
 #include <vector>
 
+#include "bmoe.h"
 #include "experts/reader.h"
 #include "ggml.h"
 
@@ -44,10 +45,18 @@ class ExpertStore {
     void add(ggml_tensor *tensor, int32_t layer, int32_t file, uint64_t offset);
     // All tensors are added.
     void finish();
+    // As Reader::other_than().
+    std::string other_than(const std::vector<os::FileIdentity> &inspected) const {
+        return reader_.other_than(inspected);
+    }
 
     void begin_graph();
     // Begin to have the experts of a layer in memory. ids may repeat.
     void ask(int32_t layer, const std::vector<int32_t> &ids);
+    // Whether the layer was the last to be asked for in this graph.
+    bool is_current(int32_t layer) const;
+    // Where an expert of a layer is now.
+    bmoe_residency residency(int32_t layer, int32_t id) const;
     // Read ahead, behind what was asked for, what the layer after it is likely to ask for; where guess is empty, what it
     // asked for before.
     void look_ahead(int32_t layer, const std::vector<int32_t> &guess);
@@ -92,9 +101,12 @@ class ExpertStore {
         std::vector<Expert> experts;
         int64_t expert_bytes = 0;
         std::vector<int32_t> likely;  // what the next graph is likely to ask for
+        size_t quota = 0;             // experts that stay from one graph to the next
     };
 
     Layer *layer_of(int32_t number);
+    const Layer *layer_of(int32_t number) const;
+    void share_budget();
     bool guesses_well() const;
     void read(Layer &layer, std::vector<int32_t> ids, bool urgent);
     void take(const std::vector<Reader::Done> &done);
@@ -104,7 +116,6 @@ class ExpertStore {
     void drop(const std::vector<ReadJob> &jobs);
     void trim(Layer &layer);
     void give_back(Layer &layer, int32_t id);
-    size_t quota(const Layer &layer) const;
 
     StoreOptions options_;
     Reader reader_;

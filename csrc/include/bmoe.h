@@ -41,7 +41,7 @@ extern "C" {
 #endif
 
 /* Moves with any change of a signature, a layout or an enum value. */
-enum bmoe_abi { BMOE_ABI_VERSION = 3 };
+enum bmoe_abi { BMOE_ABI_VERSION = 4 };
 
 typedef struct bmoe_engine bmoe_engine;
 
@@ -86,11 +86,25 @@ enum bmoe_token_attr_bits {
     BMOE_TOKEN_END = 32 /* ends a generation */
 };
 
-/* How the experts are guessed that are read before their router has run. */
-enum bmoe_guess {
-    BMOE_GUESS_BOTH = 0,     /* by the router, and where it cannot be applied early by what was asked for before */
-    BMOE_GUESS_PREVIOUS = 1, /* what earlier graphs asked for */
-    BMOE_GUESS_ROUTER = 2    /* the layer's own router, applied to the layer before */
+/* By what it is guessed which experts are read before their router has run. */
+enum bmoe_prefetch {
+    BMOE_PREFETCH_BOTH = 0,     /* the router, and where it cannot be applied early what was asked for before */
+    BMOE_PREFETCH_PREVIOUS = 1, /* what earlier graphs asked for */
+    BMOE_PREFETCH_ROUTER = 2,   /* the layer's own router, applied to the layer before */
+    BMOE_PREFETCH_OFF = 3       /* none are */
+};
+
+/* Where the weights lie that do not stream. */
+enum bmoe_dense {
+    BMOE_DENSE_MMAP = 0, /* in the page cache, which the kernel may take back and read again */
+    BMOE_DENSE_ANON = 1  /* in memory of the process, read once */
+};
+
+/* Where an expert was when a router asked for it. */
+enum bmoe_residency {
+    BMOE_ABSENT = 0,
+    BMOE_AHEAD = 1, /* read, or being read, on a guess */
+    BMOE_RESIDENT = 2
 };
 
 /* Most tokens of one bmoe_prefill_rows(). */
@@ -102,6 +116,24 @@ typedef void (*bmoe_log_fn)(int32_t level, const char *text, void *user);
 typedef int32_t (*bmoe_progress_fn)(float fraction, void *user);
 /* Called at most every 20 ms during a prefill, between two graph nodes. Nonzero cancels it. */
 typedef int32_t (*bmoe_poll_fn)(void *user);
+
+/* What a layer's router chose for the tokens of one graph. */
+typedef struct bmoe_routing {
+    size_t size_bytes;
+    int32_t layer;
+    int32_t n_tokens; /* that this layer computes experts for: in the last layer only those whose logits are wanted */
+    int32_t n_used;   /* experts of a token */
+    int32_t n_expert; /* of the layer */
+    const int32_t *experts;   /* [n_tokens, n_used] */
+    const float *weights;     /* [n_tokens, n_used], by which their outputs are multiplied */
+    const uint8_t *residency; /* [n_tokens, n_used], bmoe_residency; NULL where nothing streams */
+    int64_t expert_bytes;     /* of one expert of the layer in the file */
+} bmoe_routing;
+/* Called for each layer of each graph that has routed experts, once they have been computed. */
+typedef void (*bmoe_router_fn)(const bmoe_routing *routing, void *user);
+/* Called at the end of each layer of a call's last graph, with what it hands to the next one for the last token.
+ *   state     float32 [n_embd] */
+typedef void (*bmoe_layer_fn)(int32_t layer, const float *state, int32_t n_embd, void *user);
 
 typedef struct bmoe_open_params {
     size_t size_bytes;
@@ -124,10 +156,14 @@ typedef struct bmoe_open_params {
     int32_t io_threads;  /* that read, 1..64; 0: 4 */
     int64_t cache_bytes; /* of experts kept in memory from one graph to the next; 0: none; -1: from what is available */
     int32_t no_direct;   /* 1: read through the page cache */
-    int32_t no_look_ahead; /* 1: read only what a router has asked for */
-    int32_t no_repack;     /* 1: weights are computed with as they lie in the file, streamed or not */
+    int32_t prefetch;    /* bmoe_prefetch */
+    int32_t no_repack;   /* 1: weights are computed with as they lie in the file, streamed or not */
     int32_t n_expert_used; /* per token, 1..n_expert; 0: as the file says. Fewer is quicker, and another model */
-    int32_t guess;         /* bmoe_guess: by what it is guessed what a layer will ask for */
+    int32_t dense;         /* bmoe_dense; where nothing streams, weights are mapped */
+    bmoe_router_fn router; /* may be NULL. Hooks see what is computed, and change nothing of it */
+    void *router_user;
+    bmoe_layer_fn layer; /* may be NULL; never called where llama.cpp does not name what a layer hands on */
+    void *layer_user;
 } bmoe_open_params;
 
 typedef struct bmoe_info {
@@ -273,8 +309,9 @@ BMOE_API int32_t bmoe_token_attr(bmoe_engine *engine, int32_t token);
  *   tokens    copied; each in [0, n_vocab); n_tokens in [1, n_ctx - position]
  *   spent     what this call added to the counters, set on OK and CANCELLED; its size_bytes must be sizeof(bmoe_counters)
  *             of the caller; may be NULL
- *   returns   BMOE_OK, BMOE_E_ARGUMENT, BMOE_E_TOO_LONG, BMOE_E_CANCELLED, BMOE_E_READ, BMOE_E_MEMORY, BMOE_E_INTERNAL
- *   state     moved by n_tokens on OK; as before on ARGUMENT, TOO_LONG and MEMORY; on CANCELLED and READ as before, or empty
+ *   returns   BMOE_OK, BMOE_E_ARGUMENT, BMOE_E_TOO_LONG, BMOE_E_CANCELLED, BMOE_E_READ, BMOE_E_MEMORY,
+ *             BMOE_E_UNSUPPORTED (its experts cannot be streamed: they are read before it is known which), BMOE_E_INTERNAL
+ *   state     moved by n_tokens on OK; as before on ARGUMENT, TOO_LONG and MEMORY; on CANCELLED, READ and UNSUPPORTED as before, or empty
  *             where the memory cannot be trimmed (bmoe_position() tells); after another code only
  *             bmoe_close() is allowed
  *   cancel    is noticed within one graph's compute

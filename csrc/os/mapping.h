@@ -3,8 +3,12 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <functional>
+#include <string>
 #include <utility>
 #include <vector>
+
+#include "os/identity.h"
 
 namespace bmoe::os {
 
@@ -13,18 +17,34 @@ namespace bmoe::os {
 class SparseMapping {
   public:
     using Ranges = std::vector<std::pair<uint64_t, uint64_t>>;  // [begin, end) in bytes of a file
-    //   files   for each file in the order in which they are mapped
-    explicit SparseMapping(std::vector<Ranges> files);
+    struct File {
+        Ranges ranges;          // rising
+        FileIdentity identity;  // that is expected
+    };
+    // Reads a file's ranges to where they belong in n_bytes of zeros, the file's first byte being at base. Empty, or why not.
+    using Fill = std::function<std::string(size_t file, uint8_t *base)>;
+    //   files   in the order in which they are mapped
+    //   fill    given: memory that it has filled takes the place of each mapping
+    SparseMapping(std::vector<File> files, Fill fill);
     ~SparseMapping();
     SparseMapping(const SparseMapping &) = delete;
     SparseMapping &operator=(const SparseMapping &) = delete;
 
-    // Of the file that is mapped next.
-    Ranges next();
+    // A mapping of a file, for llama.cpp's call of mmap(); MAP_FAILED with failure() set.
+    void *map(void *address, size_t n_bytes, int flags, int file, int64_t offset);
+    // Why a file was not mapped; empty.
+    const std::string &failure() const { return failure_; }
+    // Where each file begins in memory, of those that were mapped.
+    const std::vector<uint8_t *> &bases() const { return bases_; }
 
   private:
-    std::vector<Ranges> files_;
-    size_t n_mapped_ = 0;
+    void *mapped(void *address, size_t n_bytes, int flags, int file, int64_t offset, const Ranges &ranges);
+    void *filled(void *address, size_t n_bytes, size_t index);
+
+    std::vector<File> files_;
+    Fill fill_;
+    std::vector<uint8_t *> bases_;
+    std::string failure_;
 };
 
 }  // namespace bmoe::os

@@ -34,7 +34,7 @@ def opened(path: Path, **options: object) -> Engine:
 
 
 def test_nothing_is_kept_without_a_cache_and_everything_in_one_that_holds_it(path: Path) -> None:
-    with opened(path, cache_bytes=0, look_ahead=False) as engine:
+    with opened(path, cache_bytes=0, prefetch="off") as engine:
         for _ in range(2):
             engine.drop_state()
             result = engine.prefill(TOKENS)
@@ -78,17 +78,148 @@ def test_what_is_given_back_is_memory(tmp_path: Path) -> None:
         assert before - anonymous() > 0.8 * held > 1 << 20
 
 
-@pytest.mark.parametrize("guess", ["both", "previous", "router"])
-def test_what_is_guessed_is_read_ahead_and_changes_no_bit(path: Path, resident: np.ndarray, guess: str) -> None:
-    with opened(path, cache_bytes=0, guess=guess) as engine:
+@pytest.mark.parametrize("prefetch", ["both", "previous", "router"])
+def test_what_is_guessed_is_read_ahead_and_changes_no_bit(path: Path, resident: np.ndarray, prefetch: str) -> None:
+    with opened(path, cache_bytes=0, prefetch=prefetch) as engine:
         first = engine.prefill(TOKENS)
         np.testing.assert_array_equal(engine.logits(), resident)
-        assert (first.ahead_bytes > 0) == (guess != "previous")  # nothing was asked for before
+        assert (first.ahead_bytes > 0) == (prefetch != "previous")  # nothing was asked for before
         engine.drop_state()
         assert engine.prefill(TOKENS).ahead_bytes > 0
         np.testing.assert_array_equal(engine.logits(), resident)
-    with pytest.raises(ArgumentError, match="guess is 'x', allowed are both, previous, router"):
-        opened(path, guess="x")
+    with pytest.raises(ArgumentError, match="prefetch is 'x', allowed are both, previous, router, off"):
+        opened(path, prefetch="x")
+
+
+@pytest.mark.parametrize("repack", [True, False])
+@pytest.mark.parametrize("arch", ["qwen3moe", "qwen3moe-split", "gemma4", "deepseek2"])
+def test_dense_weights_in_anonymous_memory_change_no_bit(arch: str, repack: bool, tmp_path: Path) -> None:
+    path = tiny.write(tmp_path / "m.gguf", arch=arch)
+    logits = []
+    for dense, direct in (("mmap", True), ("anon", True), ("anon", False)):
+        streaming = Streaming(cache_bytes=0, dense=dense, direct=direct)
+        with Engine.open(path, n_threads=1, repack=repack, streaming=streaming) as engine:
+            if dense == "anon":
+                maps = Path("/proc/self/maps").read_text()
+                assert path.name not in maps
+            engine.prefill(TOKENS)
+            logits.append(engine.logits())
+    np.testing.assert_array_equal(logits[0], logits[1])
+    np.testing.assert_array_equal(logits[0], logits[2])
+
+
+def test_dense_weights_are_read_once_and_no_expert_with_them(path: Path) -> None:
+    def read() -> int:
+        return int(Path("/proc/self/io").read_text().split("read_bytes: ")[1].split()[0])
+
+    with opened(path, cache_bytes=0, dense="anon"):
+        pass  # what else is read at the first open is in the page cache now
+    before = read()
+    with opened(path, cache_bytes=0, dense="anon") as engine:
+        dense = engine.info.weights_bytes - engine.info.streamed_bytes
+        assert 0.9 * dense < read() - before < 1.5 * dense + 2**18
+
+
+def test_dense_is_one_of_two(path: Path) -> None:
+    with pytest.raises(ArgumentError, match="dense is 'ram', allowed are mmap, anon"):
+        opened(path, dense="ram")
+
+
+def test_dense_weights_that_cannot_be_read_are_an_error_at_open(path: Path, shim: Path) -> None:
+    program = """
+        import os, sys
+        from bmoe_native import Engine, ModelError, Streaming
+        os.environ["FAULT"] = "dead"
+        try:
+            Engine.open(sys.argv[1], streaming=Streaming(dense="anon"))
+        except ModelError as error:
+            print(error)
+        os.environ["FAULT"] = "none"
+        Engine.open(sys.argv[1], streaming=Streaming(dense="anon")).close()
+    """
+    command = [sys.executable, "-c", textwrap.dedent(program), path]
+    env = {**os.environ, "LD_PRELOAD": str(shim)}
+    done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 0, done.stderr
+    assert "cannot read" in done.stdout and "m.gguf: Input/output error" in done.stdout
+
+
+def test_a_load_is_cancelled_while_dense_weights_are_read(path: Path) -> None:
+    class Stop(Exception):
+        pass
+
+    def stop(_fraction: float) -> None:
+        raise Stop
+
+    with pytest.raises(Stop):
+        Engine.open(path, streaming=Streaming(dense="anon"), on_progress=stop)
+
+
+def test_a_file_cut_in_use_ends_no_process_where_dense_weights_are_in_memory(path: Path) -> None:
+    program = """
+        import os, sys
+        from bmoe_native import Engine, ReadError, Streaming
+        path = sys.argv[1]
+        heard = []
+        def cut(routing):
+            if not heard:
+                os.truncate(path, 4096)
+            heard.append(routing)
+        streaming = Streaming(cache_bytes=0, dense="anon", prefetch="off")
+        with Engine.open(path, n_threads=1, streaming=streaming, on_routing=cut) as engine:
+            try:
+                engine.prefill([1, 2, 3])
+            except ReadError as error:
+                print(len(heard), engine.position, error)
+    """
+    command = [sys.executable, "-c", textwrap.dedent(program), path]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.startswith("1 0 expert ") and "the file ends before that" in done.stdout
+
+
+def test_a_budget_above_what_there_is_is_said(path: Path) -> None:
+    # Of all experts no more than there are is ever kept, so that a large number alone is no reason.
+    said: list[str] = []
+    Engine.open(path, streaming=Streaming(cache_bytes=1 << 50), on_log=lambda _, text: said.append(text)).close()
+    assert not said
+
+
+def test_too_few_file_descriptors_are_an_error_that_says_so(path: Path) -> None:
+    program = """
+        import os, resource, sys
+        from bmoe_native import Engine, ModelError, Streaming
+        Engine.open(sys.argv[1], streaming=Streaming()).close()
+        soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+        used = len(os.listdir("/proc/self/fd")) - 1
+        outcomes = []
+        for n_free in range(6):
+            resource.setrlimit(resource.RLIMIT_NOFILE, (used + n_free, hard))
+            try:
+                with Engine.open(sys.argv[1], streaming=Streaming(dense="anon")) as engine:
+                    engine.prefill([1, 2, 3])
+                outcomes.append("")
+            except ModelError as error:
+                outcomes.append(str(error))
+        print("\\n".join(outcomes))
+    """
+    command = [sys.executable, "-c", textwrap.dedent(program), path]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 0, done.stderr
+    outcomes = done.stdout.split("\n")[:-1]
+    assert len(outcomes) == 6 and outcomes[-1] == ""
+    failed = [text for text in outcomes if text]
+    assert len(failed) >= 2 and all("Too many open files" in text and "m.gguf" in text for text in failed), outcomes
+
+
+def test_a_budget_of_less_than_an_expert_for_each_layer_is_used(path: Path) -> None:
+    with opened(path, cache_bytes=0) as engine:
+        one = engine.info.streamed_bytes // (engine.info.n_moe_layer * engine.info.n_expert)
+    with opened(path, cache_bytes=2 * one, prefetch="off") as engine:
+        engine.prefill(TOKENS)
+        assert engine.counters().resident_bytes == 2 * one
+        engine.drop_state()
+        assert engine.prefill(TOKENS).n_hits == 2
 
 
 def test_a_dense_model_has_nothing_to_stream(tmp_path: Path) -> None:
@@ -193,6 +324,7 @@ ssize_t preadv(int file, const struct iovec *parts, int n_parts, off_t offset) {
         (ssize_t (*)(int, const struct iovec *, int, off_t))dlsym(RTLD_NEXT, "preadv");
     const char *fault = getenv("FAULT");
     if (fault && !strcmp(fault, "einval")) { errno = EINVAL; return -1; }
+    if (fault && !strcmp(fault, "dead")) { errno = EIO; return -1; }
     if (fault && !strcmp(fault, "slow")) usleep(200000);
     if (fails()) return -1;
     return real(file, parts, fault && !strcmp(fault, "short") ? 1 : n_parts, offset);

@@ -44,7 +44,7 @@ class TestEveryCommand:
     def test_the_flags_arrive(self, bmoe: Terminal, command: tuple[str, ...]) -> None:
         flags = ("--cache-mb", "300", "--io-threads", "8", "--no-odirect", "--prefetch", "off", "--no-repack")
         assert bmoe(*command, "--moe-stream", *flags) == 0
-        wanted = Streaming(cache_bytes=300 * MIB, io_threads=8, direct=False, look_ahead=False)
+        wanted = Streaming(cache_bytes=300 * MIB, io_threads=8, direct=False, prefetch="off")
         assert (bmoe.opened[0][1]["streaming"], bmoe.opened[0][1]["repack"]) == (wanted, False)
 
     @pytest.mark.parametrize("flags", [(), ("--cache-mb", "auto", "--prefetch", "both", "--io-threads", "0")])

@@ -1,7 +1,6 @@
 """Streamed experts compute the bits of resident ones, however they come and go (gate d)."""
 
 from collections.abc import Iterator
-from itertools import cycle
 from pathlib import Path
 from typing import Any
 
@@ -50,17 +49,16 @@ def test_streamed_is_resident(family: str, n_ubatch: int, paths: dict[str, Path]
     wanted = list(bits(path, n_ubatch, 1, None))
     none, some, everything = budgets(path)
     ways = [
-        (none, False, 1, 1, True),
-        (none, True, 2, 8, False),
-        (some, False, 2, 1, False),
-        (some, True, 1, 8, True),
-        (some, True, 2, 1, True),
-        (everything, True, 2, 8, True),
+        (none, "off", 1, 1, True, "mmap"),
+        (none, "both", 2, 8, False, "anon"),
+        (some, "off", 2, 1, False, "anon"),
+        (some, "previous", 1, 8, True, "mmap"),
+        (some, "router", 2, 1, True, "mmap"),
+        (everything, "both", 2, 8, True, "anon"),
     ]
-    guesses = cycle(("both", "previous", "router"))
-    for cache_bytes, look_ahead, n_threads, io_threads, direct in ways:
+    for cache_bytes, prefetch, n_threads, io_threads, direct, dense in ways:
         streaming = Streaming(
-            cache_bytes=cache_bytes, look_ahead=look_ahead, guess=next(guesses), io_threads=io_threads, direct=direct
+            cache_bytes=cache_bytes, prefetch=prefetch, io_threads=io_threads, direct=direct, dense=dense
         )
         for got, resident in zip(bits(path, n_ubatch, n_threads, streaming), wanted, strict=True):
             np.testing.assert_array_equal(got, resident, err_msg=str(streaming))

@@ -1,0 +1,132 @@
+// What a graph is asked while it is computed, and what it tells: the one callback that streaming and hooks share.
+#include <cstring>
+
+#include "engine.h"
+#include "error.h"
+
+namespace bmoe {
+
+namespace {
+
+// What llama.cpp calls the nodes that are listened to; a number of the layer follows.
+constexpr const char *ROUTED = "ffn_moe_topk-";        // experts, int32 [n_used, n_tokens]
+constexpr const char *WEIGHTED = "ffn_moe_weighted-";  // outputs (or inputs) of experts times the routers' weights
+constexpr const char *LAYER_END = "l_out-";            // float32 [n_embd, n_tokens]
+
+// The layer of a node that has this name, or -1.
+int32_t number_after(const char *name, const ggml_tensor *node) {
+    const size_t n = strlen(name);
+    return strncmp(node->name, name, n) == 0 ? atoi(node->name + n) : -1;
+}
+
+// Nodes that compute nothing.
+bool is_view(const ggml_tensor *node) {
+    return node->op == GGML_OP_NONE || node->op == GGML_OP_VIEW || node->op == GGML_OP_RESHAPE ||
+           node->op == GGML_OP_PERMUTE || node->op == GGML_OP_TRANSPOSE;
+}
+
+template <class T>
+const T *row_of(const ggml_tensor *matrix, int64_t row, size_t stride) {
+    return reinterpret_cast<const T *>(static_cast<const char *>(matrix->data) + static_cast<size_t>(row) * stride);
+}
+
+}  // namespace
+
+// Asked of each node of a graph before it is computed, and told of those it was asked for when they have been. Computing
+// pauses meanwhile, on the thread that called prefill.
+bool Engine::on_node(ggml_tensor *node, bool ask, void *self) {
+    auto *engine = static_cast<Engine *>(self);
+    try {
+        return ask ? engine->wants(node) : !engine->graph_failure_ && engine->computed(node);
+    } catch (const Error &error) {
+        engine->graph_failure_ = error;
+    } catch (const std::exception &error) {
+        engine->graph_failure_ = Error(BMOE_E_INTERNAL, error.what());
+    }
+    return ask;  // a node asked for ends this part of the graph, and false ends what follows
+}
+
+bool Engine::wants(const ggml_tensor *node) {
+    if (experts_) check_readable(node);
+    if (number_after(ROUTED, node) >= 0) return experts_ || router_hook_;
+    if (router_hook_ && number_after(WEIGHTED, node) >= 0) return true;
+    return layer_hook_ && n_outputs_ > 0 && number_after(LAYER_END, node) >= 0;
+}
+
+// Streamed weights are there only when their layer's router was seen. What reads them otherwise would read zeros.
+void Engine::check_readable(const ggml_tensor *node) {
+    if (is_view(node)) return;
+    for (const ggml_tensor *source : node->src) {
+        if (!source) continue;
+        const ggml_tensor *weights = source->view_src ? source->view_src : source;
+        if (!weights->buffer || ggml_backend_buffer_get_type(weights->buffer) != expert_buffers_->get()) continue;
+        if (node->op == GGML_OP_MUL_MAT_ID && experts_->is_current(layer_of(weights->name))) continue;
+        fail(BMOE_E_UNSUPPORTED,
+             "the experts of this model (%s) cannot be streamed: %s reads %s before it is known which are needed",
+             info_.arch, node->name, weights->name);
+    }
+}
+
+// Returns false where the graph need not go on.
+bool Engine::computed(const ggml_tensor *node) {
+    int32_t layer = number_after(ROUTED, node);
+    if (layer >= 0) return routed(layer, node);
+    layer = number_after(WEIGHTED, node);
+    if (layer >= 0) {
+        weighted(layer, node);
+        return true;
+    }
+    layer = number_after(LAYER_END, node);
+    if (layer >= 0 && node->type == GGML_TYPE_F32 && node->ne[1] > 0)
+        layer_hook_(layer, row_of<float>(node, node->ne[1] - 1, node->nb[1]), static_cast<int32_t>(node->ne[0]),
+                    layer_user_);
+    return true;
+}
+
+bool Engine::routed(int32_t layer, const ggml_tensor *topk) {
+    std::vector<int32_t> ids;
+    ids.reserve(static_cast<size_t>(topk->ne[0] * topk->ne[1]));
+    for (int64_t token = 0; token < topk->ne[1]; ++token) {
+        const auto *row = row_of<int32_t>(topk, token, topk->nb[1]);
+        ids.insert(ids.end(), row, row + topk->ne[0]);
+    }
+    if (router_hook_) {
+        routed_ = {layer, topk->ne[0], topk->ne[1], ids, {}};
+        if (experts_)
+            for (const int32_t id : ids) routed_.residency.push_back(experts_->residency(layer, id));
+    }
+    if (!experts_) return true;
+    experts_->ask(layer, ids);
+    // While the lanes read, this thread would only wait.
+    look_ahead(layer, topk);
+    given_up_ = !experts_->wait([this] { return should_stop(this); });
+    return !given_up_;
+}
+
+// The weights are what the outputs were multiplied by: float32 [1, n_used, n_tokens].
+void Engine::weighted(int32_t layer, const ggml_tensor *node) {
+    const ggml_tensor *weights = node->src[1];
+    if (routed_.layer != layer || !weights || weights->type != GGML_TYPE_F32 || !weights->data ||
+        weights->ne[1] != routed_.n_used || weights->ne[2] != routed_.n_tokens)
+        return;
+    const size_t stride = weights->nb[1] / sizeof(float);
+    std::vector<float> values;
+    values.reserve(routed_.experts.size());
+    for (int64_t token = 0; token < routed_.n_tokens; ++token)
+        for (int64_t slot = 0; slot < routed_.n_used; ++slot)
+            values.push_back(row_of<float>(weights, token, weights->nb[2])[static_cast<size_t>(slot) * stride]);
+    bmoe_routing routing{};
+    routing.size_bytes = sizeof routing;
+    routing.layer = layer;
+    routing.n_tokens = static_cast<int32_t>(routed_.n_tokens);
+    routing.n_used = static_cast<int32_t>(routed_.n_used);
+    routing.n_expert = info_.n_expert;
+    routing.experts = routed_.experts.data();
+    routing.weights = values.data();
+    routing.residency = experts_ ? routed_.residency.data() : nullptr;
+    routing.expert_bytes = file_.expert_bytes(layer);
+    router_hook_(&routing, router_user_);
+    routed_.layer = -1;
+}
+
+}  // namespace bmoe
