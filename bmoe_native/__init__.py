@@ -19,7 +19,7 @@ from bmoe_native.errors import (
     TooLongError,
     UnsupportedError,
 )
-from bmoe_native.types import Counters, Info, PrefillResult, Prompt, Routing, Streaming
+from bmoe_native.types import Counters, Head, Info, PrefillResult, Prompt, Routing, Streaming
 
 __all__ = [
     "ArgumentError",
@@ -31,6 +31,7 @@ __all__ = [
     "EngineError",
     "EngineMemoryError",
     "ForkedError",
+    "Head",
     "Info",
     "LibraryError",
     "LogitsError",

@@ -13,11 +13,12 @@ import numpy.typing as npt
 from bmoe_native import errors
 from bmoe_native._lib import ERROR_TEXT_BYTES, check, ffi, lib, raise_status
 from bmoe_native.hooks import Hooks
-from bmoe_native.types import Counters, Float32Array, Info, PrefillResult, Prompt, Routing, Streaming
+from bmoe_native.types import Counters, Float32Array, Head, Info, PrefillResult, Prompt, Routing, Streaming
 
 KV_TYPES = ("f16", "f32")
 THINK_CTLS = ("none", "switch", "closed", "free", "forced")
 PREFETCH = ("both", "previous", "router", "off")
+NORMS = ("", "rms", "layer")
 DENSE = ("mmap", "anon")
 LOG_WARN = 3
 
@@ -343,6 +344,65 @@ class Engine:
             stall_s=spent.stall_s,
             mgmt_s=spent.mgmt_s,
         )
+
+    def head(self) -> Head:
+        """The head, of an engine opened with on_layer, after a prefill.
+
+        Raises: StateError before one; UnsupportedError, where it cannot be said in these terms; ReadError.
+        """
+        f = ffi()
+        raw = f.new("bmoe_head *")
+        raw.size_bytes = f.sizeof("bmoe_head")
+        weight, bias = np.empty((2, self.info.n_embd), np.float32)
+        with self._in_use() as handle:
+            status = lib().bmoe_get_head(
+                handle, raw, f.from_buffer("float[]", weight), f.from_buffer("float[]", bias), weight.size
+            )
+            check(status, handle)
+        return Head(
+            norm=NORMS[raw.norm],
+            epsilon=raw.epsilon,
+            norm_weight=weight,
+            norm_bias=bias,
+            logit_scale=raw.logit_scale,
+            softcap=raw.softcap,
+        )
+
+    def head_rows(self, tokens: Sequence[int]) -> tuple[Float32Array, Float32Array]:
+        """The head's rows of tokens [n], dequantized: float32 [n, n_embd], and their biases [n].
+
+        Raises: as head(); ArgumentError.
+        """
+        f = ffi()
+        raw = self._tokens(tokens)
+        rows, biases = np.empty((len(raw), self.info.n_embd), np.float32), np.empty(len(raw), np.float32)
+        with self._in_use() as handle:
+            status = lib().bmoe_head_rows(
+                handle, f.from_buffer("int32_t[]", raw), len(raw),
+                f.from_buffer("float[]", rows), rows.size, f.from_buffer("float[]", biases),
+            )  # fmt: skip
+            check(status, handle)
+        return rows, biases
+
+    def head_logits(self, states: Float32Array, tokens: Sequence[int]) -> Float32Array:
+        """What the head makes of states that layers handed on, by the kernels that graphs use.
+
+        Shapes: states [n_states, n_embd], tokens [n] → float32 [n_states, n].
+        Raises: as head_rows().
+        """
+        f = ffi()
+        given = np.ascontiguousarray(states, np.float32)
+        if given.ndim != 2 or given.shape[1] != self.info.n_embd:
+            raise errors.ArgumentError(f"states have the shape {given.shape}, wanted is [n, {self.info.n_embd}]")
+        raw = self._tokens(tokens)
+        logits = np.empty((len(given), len(raw)), np.float32)
+        with self._in_use() as handle:
+            status = lib().bmoe_head_logits(
+                handle, f.from_buffer("float[]", given), len(given),
+                f.from_buffer("int32_t[]", raw), len(raw), f.from_buffer("float[]", logits),
+            )  # fmt: skip
+            check(status, handle)
+        return logits
 
     def start_sampling(
         self, *, temperature: float = 0.0, top_k: int = 0, top_p: float = 1.0, min_p: float = 0.0, seed: int = 0

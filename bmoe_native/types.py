@@ -116,6 +116,18 @@ class Routing:
     expert_bytes: int  # of one expert of the layer in the file
 
 
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Head:
+    """What makes logits of a state that a layer hands on; the formula is bmoe.h's."""
+
+    norm: str  # "rms" or "layer"
+    epsilon: float
+    norm_weight: Float32Array  # [n_embd]
+    norm_bias: Float32Array  # [n_embd]
+    logit_scale: float
+    softcap: float  # 0: none
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Prompt:
     """A rendered prompt, and which of its bytes came from the messages' content."""

@@ -392,6 +392,57 @@ int32_t bmoe_sample(bmoe_engine *handle, int32_t *token) {
     });
 }
 
+int32_t bmoe_get_head(bmoe_engine *engine, bmoe_head *head, float *norm_weight, float *norm_bias, size_t norm_cap) {
+    return with_engine(engine, [&](Engine &e) {
+        require(head, "head");
+        if (head->size_bytes != sizeof *head)
+            fail(BMOE_E_ARGUMENT, "head->size_bytes is %zu, expected %zu", head->size_bytes, sizeof *head);
+        *head = e.head().describe();
+        const std::vector<float> weight = e.head().norm_weight(e.file()), bias = e.head().norm_bias(e.file());
+        size_t n = 0;
+        if (norm_cap > 0) {
+            require(norm_weight, "norm_weight");
+            require(norm_bias, "norm_bias");
+        }
+        give(weight.data(), weight.size(), norm_weight, norm_cap, &n, "norm_weight");
+        give(bias.data(), bias.size(), norm_bias, norm_cap, &n, "norm_bias");
+    });
+}
+
+int32_t bmoe_head_rows(bmoe_engine *engine, const int32_t *tokens, size_t n_tokens, float *rows, size_t rows_cap,
+                       float *biases) {
+    return with_engine(engine, [&](Engine &e) {
+        require(tokens, "tokens");
+        require(rows, "rows");
+        require(biases, "biases");
+        const std::vector<int32_t> wanted(tokens, tokens + n_tokens);
+        for (const int32_t token : wanted) checked_range(token, 0, e.info().n_vocab - 1, "token");
+        size_t n = 0;
+        const size_t n_embd = static_cast<size_t>(e.head().describe().n_embd);
+        if (n_tokens > rows_cap / n_embd)
+            fail(BMOE_E_TOO_SMALL, "rows has room for %zu floats, %zu times %zu are needed", rows_cap, n_tokens,
+                 n_embd);
+        const std::vector<float> found = e.head().rows(e.file(), wanted), added = e.head().biases(e.file(), wanted);
+        give(found.data(), found.size(), rows, rows_cap, &n, "rows");
+        give(added.data(), added.size(), biases, n_tokens, &n, "biases");
+    });
+}
+
+int32_t bmoe_head_logits(bmoe_engine *engine, const float *states, size_t n_states, const int32_t *tokens,
+                         size_t n_tokens, float *logits) {
+    return with_engine(engine, [&](Engine &e) {
+        require(states, "states");
+        require(tokens, "tokens");
+        require(logits, "logits");
+        const std::vector<int32_t> wanted(tokens, tokens + n_tokens);
+        for (const int32_t token : wanted) checked_range(token, 0, e.info().n_vocab - 1, "token");
+        const auto n_embd = static_cast<size_t>(e.head().describe().n_embd);
+        const std::vector<float> given(states, states + n_states * n_embd);
+        const std::vector<float> made = e.head().logits(e.file(), given, wanted);
+        std::copy(made.begin(), made.end(), logits);
+    });
+}
+
 int32_t bmoe_set_cache(bmoe_engine *handle, int64_t n_bytes) {
     return with_engine(handle, [&](Engine &engine) {
         if (n_bytes < 0) fail(BMOE_E_ARGUMENT, "the cache cannot hold %lld bytes", static_cast<long long>(n_bytes));

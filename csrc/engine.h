@@ -14,6 +14,7 @@
 #include "experts/router.h"
 #include "experts/store.h"
 #include "ggml-cpu.h"
+#include "head.h"
 #include "llama.h"
 #include "log.h"
 #include "model_file.h"
@@ -66,6 +67,9 @@ class Engine {
     const float *logits() const;  // [n_vocab], valid until the next call that moves the state
     void request_cancel() { cancel_ = true; }
     void clear_cancel() { cancel_ = false; }
+
+    const Head &head() const { return head_; }
+    const ModelFile &file() const { return file_; }
 
     // sample.cpp
     void start_sampling(const bmoe_sampling &sampling);
@@ -151,6 +155,7 @@ class Engine {
     bool given_up_ = false;  // the graph that is running was cancelled while it waited for experts
     int64_t n_outputs_ = 0;  // tokens of the graph that is running whose logits are wanted
     double early_router_s_ = 0.0;
+    Head head_;
     std::optional<Error> graph_failure_;  // of the graph that is running: what it needs cannot be had
 };
 

@@ -12,6 +12,7 @@ namespace {
 constexpr const char *ROUTED = "ffn_moe_topk-";        // experts, int32 [n_used, n_tokens]
 constexpr const char *WEIGHTED = "ffn_moe_weighted-";  // outputs (or inputs) of experts times the routers' weights
 constexpr const char *LAYER_END = "l_out-";            // float32 [n_embd, n_tokens]
+constexpr const char *LOGITS = "result_output";        // float32 [n_vocab, n_outputs]
 
 // The layer of a node that has this name, or -1.
 int32_t number_after(const char *name, const ggml_tensor *node) {
@@ -50,7 +51,9 @@ bool Engine::wants(const ggml_tensor *node) {
     if (experts_) check_readable(node);
     if (number_after(ROUTED, node) >= 0) return experts_ || router_hook_;
     if (router_hook_ && number_after(WEIGHTED, node) >= 0) return true;
-    return layer_hook_ && n_outputs_ > 0 && number_after(LAYER_END, node) >= 0;
+    if (!layer_hook_ || n_outputs_ == 0) return false;
+    if (!head_.is_found() && strcmp(node->name, LOGITS) == 0) head_.find(node);
+    return number_after(LAYER_END, node) >= 0;
 }
 
 // Streamed weights are there only when their layer's router was seen. What reads them otherwise would read zeros.

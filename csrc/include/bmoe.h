@@ -135,6 +135,19 @@ typedef void (*bmoe_router_fn)(const bmoe_routing *routing, void *user);
  *   state     float32 [n_embd] */
 typedef void (*bmoe_layer_fn)(int32_t layer, const float *state, int32_t n_embd, void *user);
 
+enum bmoe_norm { BMOE_NORM_RMS = 1, BMOE_NORM_LAYER = 2 };
+
+/* What makes logits of a state x that a layer hands on: with n the norm of x over [n_embd], its weight and bias,
+ *   l = logit_scale * (row . (n(x) * weight + bias) + row's bias), and where softcap is not 0, softcap * tanh(l / softcap) */
+typedef struct bmoe_head {
+    size_t size_bytes;
+    int32_t n_embd;
+    int32_t norm; /* bmoe_norm */
+    float epsilon;
+    float logit_scale;
+    float softcap;
+} bmoe_head;
+
 typedef struct bmoe_open_params {
     size_t size_bytes;
     int32_t n_ctx;             /* tokens of context, 1..n_ctx_train; 0: the smaller of 4096 and n_ctx_train */
@@ -336,6 +349,26 @@ BMOE_API int32_t bmoe_position(bmoe_engine *engine);
  *   returns   BMOE_OK, BMOE_E_ARGUMENT, BMOE_E_TOO_SMALL (*n_logits is set), BMOE_E_STATE (nothing was prefilled
  *             since the state was opened, loaded, cut or dropped) */
 BMOE_API int32_t bmoe_logits(bmoe_engine *engine, float *logits, size_t logits_cap, size_t *n_logits);
+
+/* The head, as the last graph computed it. For engines with a layer hook, after a prefill.
+ *   head         its size_bytes must be sizeof(bmoe_head) of the caller
+ *   norm_weight  float32 [n_embd], and norm_bias; 1 and 0 where the model has none
+ *   returns   BMOE_OK, BMOE_E_ARGUMENT, BMOE_E_TOO_SMALL (head is set), BMOE_E_STATE (nothing was prefilled, or there is no
+ *             layer hook), BMOE_E_UNSUPPORTED (it does more than bmoe_head can say), BMOE_E_READ */
+BMOE_API int32_t bmoe_get_head(bmoe_engine *engine, bmoe_head *head, float *norm_weight, float *norm_bias,
+                               size_t norm_cap);
+/* Its rows for some tokens, dequantized from the file.
+ *   rows      float32 [n_tokens, n_embd]; biases  float32 [n_tokens]
+ *   rows_cap  in floats
+ *   returns   as bmoe_get_head(); BMOE_E_ARGUMENT for a token outside [0, n_vocab) */
+BMOE_API int32_t bmoe_head_rows(bmoe_engine *engine, const int32_t *tokens, size_t n_tokens, float *rows,
+                                size_t rows_cap, float *biases);
+/* What it makes of states, by the kernels that graphs use: of the last layer's state bmoe_logits() but for rounding.
+ *   states    float32 [n_states, n_embd]
+ *   logits    float32 [n_states, n_tokens]
+ *   returns   as bmoe_head_rows() */
+BMOE_API int32_t bmoe_head_logits(bmoe_engine *engine, const float *states, size_t n_states, const int32_t *tokens,
+                                  size_t n_tokens, float *logits);
 
 /* Fill *sampling with the defaults: greedy. NULL is allowed and does nothing. */
 BMOE_API void bmoe_sampling_init(bmoe_sampling *sampling);
