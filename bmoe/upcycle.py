@@ -7,7 +7,7 @@ import re
 import shutil
 import struct
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO
@@ -242,16 +242,20 @@ def _copied(dense: _Dense, name: str, order: npt.NDArray[np.intp] | None) -> _Ch
 
 
 def _router(dense: _Dense, request: UpcycleRequest, layer: int) -> _Tensor:
-    """Random projections of what the FFN reads, scaled by the size that its norm gives it: logits vary by about 1."""
+    """Random projections of what the FFN reads, scaled by the size that its norm gives it: logits vary by about 1.
+
+    Each projection serves as many experts as have to be chosen together.
+    """
     from gguf import GGMLQuantizationType
 
     n_embd = dense.number("embedding_length")
     norm = _decoded(dense, f"blk.{layer}.ffn_norm.weight", slice(None)).ravel()
     size = float(np.linalg.norm(norm)) or 1.0
+    together = _chosen_together(request)
 
     def chunks() -> Iterator[_Bytes]:
-        drawn = _random(request, layer, 0, 0).standard_normal((request.n_expert, n_embd))
-        yield (drawn / size).astype(np.float32).view(np.uint8).reshape(-1)
+        drawn = _random(request, layer, 0, 0).standard_normal((request.n_expert // together, n_embd))
+        yield (drawn / size).astype(np.float32).repeat(together, axis=0).view(np.uint8).reshape(-1)
 
     return _Tensor(
         name=f"blk.{layer}.ffn_gate_inp.weight",
@@ -260,6 +264,17 @@ def _router(dense: _Dense, request: UpcycleRequest, layer: int) -> _Tensor:
         n_bytes=4 * n_embd * request.n_expert,
         chunks=chunks,
     )
+
+
+def _chosen_together(request: UpcycleRequest) -> int:
+    """How many experts share a router row, so that they are chosen together and weigh the same.
+
+    Where equal experts weigh 1/2 or 1/4 each, their sum is one of them to the last bit. Any other weights round it,
+    and behind quantized weights that moves probabilities by some 0.05.
+    """
+    n_used = request.n_expert_used
+    is_exact = n_used & (n_used - 1) == 0 and request.n_expert % n_used == 0
+    return n_used if is_exact and not request.noise else 1
 
 
 def _experts(dense: _Dense, request: UpcycleRequest, layer: int, part: str) -> _Tensor:
@@ -450,12 +465,12 @@ def _written_whole(request: UpcycleRequest) -> Iterator[BinaryIO]:
 
     Its name is always the same: what a killed run has left, the next one takes over.
     """
-    partial = request.target.with_name(f".{request.target.name}.partial")
+    partial = _partial(request.target)
     try:
         file = os.fdopen(os.open(partial, os.O_RDWR | os.O_CREAT, 0o666), "r+b")
     except OSError as error:
         raise UpcycleError(f"cannot write to {partial.parent}: {error.strerror}") from error
-    with file:
+    with _said(request.target), file:
         _acquire(file, partial, request.target)
         try:
             file.truncate()
@@ -467,6 +482,29 @@ def _written_whole(request: UpcycleRequest) -> Iterator[BinaryIO]:
         except BaseException:
             partial.unlink(missing_ok=True)
             raise
+
+
+def clear_partial(target: Path) -> None:
+    """Remove what a run that was stopped may have left beside the target, unless another is writing it."""
+    partial = _partial(target)
+    with suppress(OSError, Refused), partial.open("rb") as file:
+        _acquire(file, partial, target)
+        partial.unlink()
+
+
+def _partial(target: Path) -> Path:
+    return target.with_name(f".{target.name}.partial")
+
+
+@contextmanager
+def _said(target: Path) -> Iterator[None]:
+    """What the system refuses while the file is written, a full disk above all, with the file's name."""
+    try:
+        yield
+    except UpcycleError:
+        raise
+    except OSError as error:
+        raise UpcycleError(f"cannot write {target}: {error.strerror or error}") from error
 
 
 def _acquire(file: BinaryIO, partial: Path, target: Path) -> None:

@@ -1,7 +1,12 @@
 """bmoe models"""
 
 import dataclasses
+import signal
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from types import FrameType
 from typing import Annotated
 
 import typer
@@ -12,8 +17,11 @@ from rich.text import Text
 from bmoe import models
 from bmoe.cli.opening import fetched, model_path
 from bmoe.cli.shell import Shell
-from bmoe.upcycle import UpcycleRequest
+from bmoe.cli.wire import Interrupted
+from bmoe.upcycle import UpcycleRequest, clear_partial
 from bmoe.upcycle import upcycle as write_upcycled
+
+STOPPING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 app = typer.Typer(help="Named models: list, fetch, path, verify; make one of experts.", rich_markup_mode=None)
 
@@ -92,6 +100,9 @@ def upcycle(
     """Make a Mixture-of-Experts model of a dense one: its FFN as every expert, and routers drawn at random.
 
     Without noise it answers what the dense model answers. Needs the package gguf, the extra [tools].
+
+    OUT is called .OUT.partial until it is whole. A run that fails or is stopped removes that; one that is killed
+    leaves it, and the next run that writes OUT takes it over.
     """
     shell: Shell = ctx.obj
     request = UpcycleRequest(
@@ -105,13 +116,49 @@ def upcycle(
     )
     request = dataclasses.replace(request, source=model_path(shell, dense))  # a fetch, maybe: the rest is right by now
     columns = (BarColumn(), DownloadColumn(), TransferSpeedColumn(), TimeRemainingColumn())
-    with shell.progress(TextColumn(out.name), *columns) as progress:
+    with _cleared_when_stopped(shell, out, as_json), shell.progress(TextColumn(out.name), *columns) as progress:
         task = progress.add_task(out.name, total=None)
         made = write_upcycled(request, lambda done, total: progress.update(task, completed=done, total=total))
     if as_json:
         shell.emit({**dataclasses.asdict(made), "path": str(made.path)})
     else:
         shell.line(str(made.path))
+
+
+@contextmanager
+def _cleared_when_stopped(shell: Shell, out: Path, as_json: bool) -> Iterator[None]:
+    """Within it a signal that would end the process ends the command, and nothing half written stays beside out.
+
+    The first one is what counts: another, while things are cleared away, changes nothing. One that a parent ignores
+    for us, as nohup does, is left to it, and so is whoever is not the main thread.
+    """
+    stopped = False
+
+    def stop(number: int, _frame: FrameType | None) -> None:
+        nonlocal stopped
+        if not stopped:
+            stopped = True
+            raise Interrupted(number)
+
+    is_main = threading.current_thread() is threading.main_thread()
+    found = {number: signal.getsignal(number) for number in STOPPING if is_main}
+    ours = [number for number, handler in found.items() if handler not in (signal.SIG_IGN, None)]
+    try:
+        for number in ours:
+            signal.signal(number, stop)
+        yield
+    except Interrupted as error:
+        clear_partial(out)  # it may have come before the writer had the file in its care
+        if error.number == signal.SIGINT:
+            raise
+        shell.note(f"bmoe: {error}")
+        code = 128 + error.number
+        if as_json:
+            shell.emit({"error": str(error), "exit_code": code})
+        raise typer.Exit(code) from error
+    finally:
+        for number in ours:
+            signal.signal(number, found[number])
 
 
 def _named(name: str | None) -> models.NamedModel:

@@ -1,6 +1,7 @@
 """Upcycled models: what they answer, whom they route to, what is refused, and what a run leaves behind."""
 
 import collections
+import json
 import math
 import os
 import shutil
@@ -8,6 +9,7 @@ import signal
 import subprocess
 import sys
 import textwrap
+import time
 import tracemalloc
 from collections.abc import Callable
 from pathlib import Path
@@ -197,7 +199,7 @@ def test_each_token_is_routed_to_its_own_experts(dense: Path) -> None:
                 found.append(engine.logits())
         return np.stack(found)
 
-    moe = made(dense, n_expert=8)
+    moe = made(dense, n_expert=8, noise=1e-6)
     plain, used = rows(moe), []
     for expert in range(8):
         path = Path(shutil.copy(moe, moe.with_name(f"without-{expert}.gguf")))
@@ -209,6 +211,22 @@ def test_each_token_is_routed_to_its_own_experts(dense: Path) -> None:
     assert (routes.sum(axis=0) == 2).all()
     assert routes.any(axis=1).all()
     assert len({tuple(route) for route in routes.T}) > 8
+
+
+@pytest.mark.parametrize(
+    ("n_expert", "n_used", "noise", "n_rows"),
+    [(8, 1, 0.0, 8), (8, 2, 0.0, 4), (8, 4, 0.0, 2), (4, 4, 0.0, 1), (6, 3, 0.0, 6), (7, 2, 0.0, 7), (8, 2, 0.1, 8)],
+)
+def test_equal_experts_share_router_rows_where_that_makes_their_sum_exact(
+    n_expert: int, n_used: int, noise: float, n_rows: int, dense: Path
+) -> None:
+    moe = made(dense, n_expert=n_expert, n_expert_used=n_used, noise=noise)
+    for layer in range(N_LAYER):
+        rows = tensors(moe)[f"blk.{layer}.ffn_gate_inp.weight"].data
+        assert rows.shape == (n_expert, N_EMBD)
+        groups = rows.reshape(n_rows, n_expert // n_rows, N_EMBD)
+        assert (groups == groups[:, :1]).all()
+        assert len({row.tobytes() for row in rows}) == n_rows
 
 
 def test_memory_does_not_grow_with_the_output(dense: Path) -> None:
@@ -328,6 +346,92 @@ def test_an_interrupt_leaves_nothing(dense: Path) -> None:
     assert list(dense.parent.iterdir()) == [dense]
 
 
+LARGE = 400  # experts: 100 MB of a tiny model, which take a moment
+
+
+def started(dense: Path, *flags: str, before: str = "") -> subprocess.Popen[str]:
+    """The command in a process of its own, writing moe.gguf; before: what that process does first."""
+    code = f"{before}\nimport sys\nfrom bmoe.cli.entry import main\nsys.exit(main())"
+    command = [sys.executable, "-c", code, "models", "upcycle", str(dense), "-o", str(dense.with_name("moe.gguf"))]
+    return subprocess.Popen(
+        [*command, "--experts", str(LARGE), "--used", "2", *flags],
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+
+
+@pytest.mark.parametrize(
+    ("number", "code", "said"),
+    [
+        (signal.SIGTERM, 143, "bmoe: stopped by SIGTERM\n"),
+        (signal.SIGHUP, 129, "bmoe: stopped by SIGHUP\n"),
+        (signal.SIGINT, 130, "bmoe: interrupted\n"),
+    ],
+)
+def test_a_stopped_command_takes_its_partial_file_with_it(
+    number: signal.Signals, code: int, said: str, dense: Path
+) -> None:
+    partial = dense.with_name(".moe.gguf.partial")
+    with started(dense, "--noise", "0.1", "--json") as process:
+        try:
+            deadline = time.monotonic() + WAIT_S
+            while not (partial.exists() and partial.stat().st_size > 1e6):
+                assert process.poll() is None, process.communicate()
+                assert time.monotonic() < deadline
+                time.sleep(0.005)
+            process.send_signal(number)
+            out, err = process.communicate(timeout=WAIT_S)
+        finally:
+            process.kill()
+    assert (process.returncode, err) == (code, said)
+    assert json.loads(out) == {"error": said.removeprefix("bmoe: ").strip(), "exit_code": code}
+    assert list(dense.parent.iterdir()) == [dense]
+
+
+@pytest.mark.parametrize("place", ["os.open", "os.fdopen", "fcntl.flock", "os.fsync", "os.replace"])
+def test_wherever_the_signal_comes_nothing_half_written_is_left(place: str, dense: Path) -> None:
+    """It comes as the first thing after that call on the partial file or its target, and again at every removal."""
+    before = f"""
+import fcntl, os, pathlib, signal
+unlink = pathlib.Path.unlink
+pathlib.Path.unlink = lambda path, **how: (signal.raise_signal(signal.SIGTERM), unlink(path, **how))
+plain = {place}
+def call(*args, **kwargs):
+    returned = plain(*args, **kwargs)
+    if os.path.exists({str(dense.with_name(".moe.gguf.partial"))!r}) or "moe.gguf" in str(args[-1]):
+        {place} = plain
+        signal.raise_signal(signal.SIGTERM)
+    return returned
+{place} = call
+"""
+    with started(dense, before=before) as process:
+        _, err = process.communicate(timeout=WAIT_S)
+    assert (process.returncode, err) == (143, "bmoe: stopped by SIGTERM\n")
+    left = {path.name for path in dense.parent.iterdir()}
+    assert left == ({"dense.gguf", "moe.gguf"} if place == "os.replace" else {"dense.gguf"})
+
+
+def test_a_signal_that_a_parent_ignores_stops_nothing(dense: Path) -> None:
+    before = "import signal; signal.signal(signal.SIGHUP, signal.SIG_IGN); signal.raise_signal(signal.SIGHUP)"
+    before += "\nimport os, bmoe.upcycle; plain = os.fsync"
+    before += "\nos.fsync = lambda number: (signal.raise_signal(signal.SIGHUP), plain(number))"
+    with started(dense, before=before) as process:
+        _, err = process.communicate(timeout=WAIT_S)
+    assert (process.returncode, err) == (0, "")
+    assert {path.name for path in dense.parent.iterdir()} == {"dense.gguf", "moe.gguf"}
+
+
+def test_a_disk_that_is_full_is_a_sentence_and_nothing_is_left(dense: Path) -> None:
+    """A limit of the process, which the system refuses the same way, but for its words."""
+    before = "import resource; resource.setrlimit(resource.RLIMIT_FSIZE, (20_000_000, 20_000_000))"
+    with started(dense, before=before) as process:
+        _, err = process.communicate(timeout=WAIT_S)
+    assert (process.returncode, err) == (1, f"bmoe: cannot write {dense.with_name('moe.gguf')}: File too large\n")
+    assert list(dense.parent.iterdir()) == [dense]
+
+
 def test_a_killed_run_leaves_no_file_of_the_name_and_the_next_one_tidies_up(dense: Path) -> None:
     moe = dense.with_name("moe.gguf")
     code = f"""
@@ -393,8 +497,10 @@ def test_the_command_checks_its_numbers_before_it_fetches(bmoe: Terminal, tmp_pa
     assert bmoe.fetched == ["smollm2-135m"]  # which the scripted shell does not really do
 
 
-def answers(path: Path, questions: list[str]) -> list[tuple[int, np.ndarray]]:
-    with Session.open(path) as session:
+def answers(path: Path, n_ubatch: int) -> list[tuple[int, np.ndarray]]:
+    """Each best choice, and how likely each choice is, from kernels that do not repack."""
+    questions = ["Does the sun rise in the east?", "Can a bicycle fly?", "Is 17 a prime number?", "Is a whale a fish?"]
+    with Session.open(path, n_ubatch=n_ubatch, repack=False) as session:
         asked = [
             session.decide(prefix="", suffix=f"{question} Answer Yes or No.", choices=("Yes", "No"))
             for question in questions
@@ -402,16 +508,36 @@ def answers(path: Path, questions: list[str]) -> list[tuple[int, np.ndarray]]:
     return [(answer.best, np.exp(answer.choice_logp)) for answer in asked]
 
 
+def compare(one: Path, other: Path, *, within: float, n_ubatch: int) -> None:
+    for (best, wanted), (given_best, given) in zip(answers(one, n_ubatch), answers(other, n_ubatch), strict=True):
+        assert given_best == best
+        np.testing.assert_allclose(given, wanted, atol=within)
+
+
+@pytest.mark.model
+def test_a_quantized_model_answers_as_before(named_models: list[Path], tmp_path: Path) -> None:
+    """To the last bit, or nearly: 0.05 was seen where weights of experts did not sum to 1 exactly."""
+    dense = next(path for path in named_models if path.stem == "smollm2-135m")
+    target = tmp_path / "moe.gguf"
+    upcycle.upcycle(UpcycleRequest(source=dense, target=target, n_expert=4, n_expert_used=2, seed=3))
+    compare(dense, target, within=1e-4, n_ubatch=512)
+    target.unlink()  # pytest would keep it
+
+
 @pytest.mark.slow
 @pytest.mark.model
-@pytest.mark.parametrize(("name", "n_used"), [("smollm2-135m", 1), ("smollm2-135m", 2), ("qwen2.5-coder-1.5b", 2)])
-def test_a_real_model_answers_as_before(name: str, n_used: int, named_models: list[Path], tmp_path: Path) -> None:
-    """Both round activations to 8 bits on their way, which alone moves probabilities near 1/2 by up to 0.04."""
-    questions = ["Does the sun rise in the east?", "Can a bicycle fly?", "Is 17 a prime number?", "Is a whale a fish?"]
-    dense = next(path for path in named_models if path.stem == name)
-    target = tmp_path / "moe.gguf"
-    upcycle.upcycle(UpcycleRequest(source=dense, target=target, n_expert=4, n_expert_used=n_used, seed=3))
-    for (best, wanted), (given_best, given) in zip(answers(dense, questions), answers(target, questions), strict=True):
-        assert given_best == best
-        np.testing.assert_allclose(given, wanted, atol=0.03)
-    target.unlink()  # gigabytes, which pytest would keep
+def test_a_quantized_model_whose_heads_are_reordered_answers_as_before(
+    named_models: list[Path], tmp_path: Path
+) -> None:
+    """Sums over a head in another order move its answers; more experts than one do not, where kernels are the same.
+
+    Those for less than 8 rows are the same however many of a piece's tokens an expert has.
+    """
+    dense = next(path for path in named_models if path.stem == "qwen2.5-coder-1.5b")
+    one, many = tmp_path / "one.gguf", tmp_path / "many.gguf"
+    upcycle.upcycle(UpcycleRequest(source=dense, target=one, n_expert=1, n_expert_used=1))
+    upcycle.upcycle(UpcycleRequest(source=dense, target=many, n_expert=4, n_expert_used=2))
+    compare(one, many, within=1e-4, n_ubatch=4)
+    one.unlink()  # gigabytes
+    compare(dense, many, within=0.03, n_ubatch=512)
+    many.unlink()
