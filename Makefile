@@ -9,7 +9,7 @@ CXX_FILES := $(LIBRARY_FILES) $(wildcard tests/csrc/*.cpp tests/csrc/*.c example
 BUILD_INPUTS := Makefile pyproject.toml $(LIBRARY_FILES) \
 	$(wildcard packaging/*.py csrc/CMakeLists.txt csrc/cmake/*.* csrc/cmake/llama/*)
 
-.PHONY: help demo test check lint format types cxx wheel clean python FORCE
+.PHONY: help demo test check lint format types cxx wheel clean python sanitize-address sanitize-thread FORCE
 
 help:
 	@echo "make demo    build bmoe, fetch the default model (1.1 GB) and watch an agent decide"
@@ -17,6 +17,7 @@ help:
 	@echo "make check   the same without the slow tests and those that need a model"
 	@echo "make format  lay out Python and C++"
 	@echo "make wheel   a wheel for other machines, in dist/"
+	@echo "make sanitize-address, make sanitize-thread    the tests of streaming on a build with these sanitizers"
 	@echo "make clean   remove .venv, build/ and dist/"
 
 demo: .venv/ready-run
@@ -45,6 +46,22 @@ cxx: .venv/ready-dev
 	@cmake -S csrc -B build/dev $(if $(shell command -v ninja),-G Ninja) -DPython3_EXECUTABLE=$(CURDIR)/$(BIN)/python \
 		-DBMOE_WERROR=ON -DBMOE_BUILD_TESTS=ON >build/dev.log || { cat build/dev.log; exit 1; }
 	@cmake --build build/dev --parallel >build/dev.log || { cat build/dev.log; exit 1; }
+
+sanitize-address: SANITIZERS := address,undefined
+sanitize-address: RUNTIMES := libasan.so libubsan.so
+sanitize-thread: SANITIZERS := thread
+sanitize-thread: RUNTIMES := libtsan.so
+# What is read and what computes with it are threads of both.
+sanitize-thread: SANITIZE_LLAMA := -DBMOE_SANITIZE_LLAMA=ON
+sanitize-address sanitize-thread: .venv/ready-dev
+	@cmake -S csrc -B build/$@ $(if $(shell command -v ninja),-G Ninja) -DPython3_EXECUTABLE=$(CURDIR)/$(BIN)/python \
+		-DCMAKE_BUILD_TYPE=RelWithDebInfo -DBMOE_SANITIZE=$(SANITIZERS) $(SANITIZE_LLAMA) -DBMOE_BUILD_TESTS=ON >build/$@.log || \
+		{ cat build/$@.log; exit 1; }
+	@cmake --build build/$@ --parallel >build/$@.log || { cat build/$@.log; exit 1; }
+	@BMOE_TEST_BUILD=$(CURDIR)/build/$@ LD_PRELOAD="$(foreach name,$(RUNTIMES),$(shell $(CXX) -print-file-name=$(name)))" \
+		ASAN_OPTIONS=detect_leaks=0 UBSAN_OPTIONS=halt_on_error=1:print_stacktrace=1 TSAN_OPTIONS=halt_on_error=1 \
+		$(BIN)/python -m pytest -p no:cacheprovider $(or $(TESTS),tests/bmoe_native/test_streaming.py \
+		tests/bmoe_native/test_hooks.py tests/gates/test_streamed.py tests/csrc/test_csrc.py::test_the_store_does_what_its_model_does)
 
 wheel: python
 	@echo "building for any CPU; the first time that takes some minutes" >&2

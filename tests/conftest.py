@@ -1,4 +1,7 @@
-"""The named models, and: where BMOE_REQUIRE_ALL is set, as in CI, a test that is skipped has failed."""
+"""The named models, and: where BMOE_REQUIRE_ALL is set, as in CI, a test that is skipped has failed.
+
+Where BMOE_TEST_BUILD names a build folder, its library and programs are tested, as `make sanitize-thread` does.
+"""
 
 import os
 from collections.abc import Generator
@@ -7,6 +10,10 @@ from pathlib import Path
 import pytest
 
 from bmoe import models
+from bmoe_native import _bmoe_cffi  # type: ignore[attr-defined]
+
+if build := os.environ.get("BMOE_TEST_BUILD"):
+    _bmoe_cffi.__file__ = os.path.join(build, "libbmoe.so")
 
 
 @pytest.fixture(scope="session")
