@@ -24,7 +24,8 @@ DECIDE = """
     streaming = None if budget == "-" else Streaming(cache_bytes=int(budget), dense=dense)
     log = BufferLog()
     before = anonymous_bytes()
-    with Engine.open(model, n_ctx=128, n_threads=2, streaming=streaming, repack=False, on_log=log, log_level=2) as engine:
+    options = {"n_ctx": 128, "n_threads": 2, "repack": False, "on_log": log, "log_level": 2}
+    with Engine.open(model, streaming=streaming, **options) as engine:
         unmapped = engine.info.weights_bytes - engine.info.streamed_bytes if dense == "anon" else 0
         tokens = engine.text_tokens(Path(prompt).read_text(), add_bos=True)
         with AnonymousPeak() as peak:
