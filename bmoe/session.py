@@ -17,6 +17,7 @@ from bmoe.decide.perplexity import OnScored, Perplexity, PerplexityRequest, Perp
 from bmoe.generate import GenerateRequest, GenerateResult, Generator, Step
 from bmoe.generate.types import check_whole
 from bmoe.options import lettered
+from bmoe.route_trace import RouteTrace
 from bmoe_native import Engine
 from bmoe_native.errors import ArgumentError, BusyError, ClosedError, EngineError, ForkedError
 from bmoe_native.types import Info, Streaming
@@ -38,12 +39,14 @@ class Session:
         decide: bool = True,
         prefix_cache: str = "auto",
         system: str | None = None,
+        route_trace: RouteTrace | None = None,
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
         check_prefix_cache(prefix_cache)
         self._engine = engine
         self._pid = os.getpid()
         self._system = system
+        self._route_trace = route_trace
         self._serving = threading.Lock()
         self._cancelling = threading.Lock()
         self._running = False
@@ -71,6 +74,8 @@ class Session:
         n_threads: int = 0,
         streaming: Streaming | None = None,
         repack: bool = True,
+        n_expert_used: int = 0,
+        route_trace: RouteTrace | None = None,
         cache: Path | None = None,
         on_fetch: models.Progress | None = None,
         on_load: Callable[[float], None] | None = None,
@@ -80,7 +85,9 @@ class Session:
         """Open a GGUF file, or a named model of bmoe.models, fetched into cache on first use; None: the default one.
 
         With streaming, routed experts stay in the file: docs/streaming.md. repack False computes with weights as they
-        lie in the file, which other kernels do, so that last bits differ; streamed experts always are.
+        lie in the file, which other kernels do, so that last bits differ; streamed experts always are. n_expert_used
+        above 0 takes so many experts per token in place of the file's number, which makes it another model. What
+        tokens are routed to is written to route_trace, which stays the caller's to close.
 
         Raises: Refused, FetchError, EngineError.
         """
@@ -94,11 +101,13 @@ class Session:
             chat_template=chat_template,
             streaming=streaming,
             repack=repack,
+            n_expert_used=n_expert_used,
             on_log=on_log,
             log_level=log_level,
             on_progress=on_load,
+            on_routing=route_trace.routed if route_trace else None,
         )
-        return cls(engine, decide=decide, prefix_cache=prefix_cache, system=system)
+        return cls(engine, decide=decide, prefix_cache=prefix_cache, system=system, route_trace=route_trace)
 
     def decide(
         self,
@@ -150,7 +159,14 @@ class Session:
                 self._aside.drop()
             else:
                 self._aside.take_back()
-            return self._generator.generate(turn, on_step or (lambda step: None))
+
+            def stepped(step: Step) -> None:
+                if self._route_trace is not None:
+                    self._route_trace.sampled()
+                if on_step is not None:
+                    on_step(step)
+
+            return self._generator.generate(turn, stepped)
 
     def perplexity(
         self, request: PerplexityRequest | str, on_scored: OnScored = lambda scored: None
@@ -242,6 +258,8 @@ class Session:
             with self._cancelling:
                 self._engine.clear_cancel()
                 self._running = True
+            if self._route_trace is not None:
+                self._route_trace.began()
             try:
                 yield
             except (ArgumentError, BusyError):

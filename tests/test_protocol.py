@@ -10,6 +10,7 @@ import pytest
 from bmoe import protocol
 from bmoe.decide import DecideRequest, DecideResult
 from bmoe.generate import GenerateRequest, Sampling
+from bmoe.route_trace import COLUMNS as ROUTE_COLUMNS
 from bmoe.trace import COLUMNS
 from tests.fakes import INFO
 from tests.protocol.fake import DOC, FakeSession, a_step, answers, check, table
@@ -98,8 +99,9 @@ class TestContract:
         assert f"{protocol.MAX_LINE_BYTES:,} bytes" in text
         assert f"{protocol.MAX_ID_CHARS:,} characters" in text
 
-    def test_columns_of_the_trace(self) -> None:
+    def test_columns_of_the_traces(self) -> None:
         assert list(table("--csv FILE")) == list(COLUMNS)
+        assert list(table("--route-trace FILE")) == list(ROUTE_COLUMNS)
 
 
 class TestDecide:

@@ -88,8 +88,9 @@ def _settings(path: Path, files: BatchFlags, flags: OpenFlags) -> dict[str, Any]
 
     Not the threads, nor what is kept of streamed experts: they change no bit.
     """
-    # The default has no key: results of before there was another are continued.
+    # Defaults have no key: results of before there was another are continued.
     repacked = {} if flags.experts.repacked == "all" else {"repacked": flags.experts.repacked}
+    n_expert_used = {"n_expert_used": flags.n_expert_used} if flags.n_expert_used else {}
     return {
         "model": path.name,
         "model_bytes": path.stat().st_size if path.exists() else 0,
@@ -100,6 +101,7 @@ def _settings(path: Path, files: BatchFlags, flags: OpenFlags) -> dict[str, Any]
         "n_ubatch": flags.ubatch,
         "prefix_cache": flags.prefix_cache,
         **repacked,
+        **n_expert_used,
     }
 
 

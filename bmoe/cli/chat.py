@@ -13,11 +13,14 @@ from bmoe import BadLogits, Session
 from bmoe.cli import render
 from bmoe.cli.experts import (
     CacheMbFlag,
+    DenseWeightsFlag,
     IoThreadsFlag,
     MoeStreamFlag,
+    NExpertUsedFlag,
     NoOdirectFlag,
     NoRepackFlag,
     PrefetchFlag,
+    RouteTraceFlag,
 )
 from bmoe.cli.generate import (
     Answer,
@@ -105,7 +108,10 @@ def chat(
     io_threads: IoThreadsFlag = None,
     no_odirect: NoOdirectFlag = False,
     prefetch: PrefetchFlag = None,
+    dense_weights: DenseWeightsFlag = None,
     no_repack: NoRepackFlag = False,
+    n_expert_used: NExpertUsedFlag = 0,
+    route_trace: RouteTraceFlag = None,
     verbose: VerboseFlag = False,
 ) -> None:
     shell: Shell = ctx.obj

@@ -11,11 +11,14 @@ from bmoe import Session
 from bmoe.cli.batch import BatchFlags, run_batch
 from bmoe.cli.experts import (
     CacheMbFlag,
+    DenseWeightsFlag,
     IoThreadsFlag,
     MoeStreamFlag,
+    NExpertUsedFlag,
     NoOdirectFlag,
     NoRepackFlag,
     PrefetchFlag,
+    RouteTraceFlag,
 )
 from bmoe.cli.opening import (
     CtxFlag,
@@ -152,7 +155,10 @@ def decide(
     io_threads: IoThreadsFlag = None,
     no_odirect: NoOdirectFlag = False,
     prefetch: PrefetchFlag = None,
+    dense_weights: DenseWeightsFlag = None,
     no_repack: NoRepackFlag = False,
+    n_expert_used: NExpertUsedFlag = 0,
+    route_trace: RouteTraceFlag = None,
     as_json: JsonFlag = False,
     verbose: VerboseFlag = False,
 ) -> None:

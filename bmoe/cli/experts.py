@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from dataclasses import dataclass, fields
+from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -12,6 +13,7 @@ from bmoe_native.types import DEFAULT_IO_THREADS, Info, Streaming
 MIB = 2**20
 MAX_CACHE_MIB = 2**31 - 1
 PREFETCH = ("off", "previous", "router", "both")
+DENSE = ("mmap", "anon")
 
 MoeStreamFlag = Annotated[
     bool, typer.Option("--moe-stream", help="Experts stay in the file; read those a prompt routes to.")
@@ -27,7 +29,17 @@ PrefetchFlag = Annotated[
     str | None,
     typer.Option("--prefetch", metavar="off|previous|router|both", help="Read ahead, going by what. [both]"),
 ]
+DenseWeightsFlag = Annotated[
+    str | None,
+    typer.Option("--dense-weights", metavar="mmap|anon", help="Page cache, or read once into memory. [mmap]"),
+]
 NoRepackFlag = Annotated[bool, typer.Option("--no-repack", help="Compute with weights as they lie in the file.")]
+NExpertUsedFlag = Annotated[
+    int, typer.Option("--n-expert-used", metavar="N", min=0, help="Experts per token; 0: as the file says.")
+]
+RouteTraceFlag = Annotated[
+    Path | None, typer.Option("--route-trace", metavar="FILE", help="Append a row per token and expert, as CSV.")
+]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,11 +54,16 @@ class ExpertFlags:
     io_threads: int | None = None
     no_odirect: bool = False
     prefetch: str | None = None
+    dense_weights: str | None = None
     no_repack: bool = False
 
     def __post_init__(self) -> None:
-        if self.prefetch is not None and self.prefetch not in PREFETCH:
-            raise Refused(f"--prefetch must be one of {', '.join(PREFETCH)}, not {self.prefetch!r}")
+        for name, value, allowed in (
+            ("--prefetch", self.prefetch, PREFETCH),
+            ("--dense-weights", self.dense_weights, DENSE),
+        ):
+            if value is not None and value not in allowed:
+                raise Refused(f"{name} must be one of {', '.join(allowed)}, not {value!r}")
         if not self.is_auto and not (self._cache_mib.isdecimal() and int(self._cache_mib) <= MAX_CACHE_MIB):
             raise Refused(
                 f"--cache-mb must be auto or a whole number of MiB from 0 to {MAX_CACHE_MIB}, not {self.cache_mb!r}"
@@ -54,8 +71,8 @@ class ExpertFlags:
 
     @classmethod
     def typed(cls, ctx: typer.Context) -> "ExpertFlags":
-        """Those of a command that declares them all under these names. Raises: Refused."""
-        return cls(**{flag.name: ctx.params[flag.name] for flag in fields(cls)})
+        """Those that a command declares under these names. Raises: Refused."""
+        return cls(**{flag.name: ctx.params[flag.name] for flag in fields(cls) if flag.name in ctx.params})
 
     @property
     def is_auto(self) -> bool:
@@ -75,6 +92,7 @@ class ExpertFlags:
             io_threads=self.io_threads or 0,
             direct=not self.no_odirect,
             prefetch=self.prefetch or "both",
+            dense=self.dense_weights or "mmap",
         )
 
     @property

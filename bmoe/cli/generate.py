@@ -12,11 +12,14 @@ from typer.core import TyperCommand
 from bmoe.cli import render
 from bmoe.cli.experts import (
     CacheMbFlag,
+    DenseWeightsFlag,
     IoThreadsFlag,
     MoeStreamFlag,
+    NExpertUsedFlag,
     NoOdirectFlag,
     NoRepackFlag,
     PrefetchFlag,
+    RouteTraceFlag,
 )
 from bmoe.cli.opening import (
     CtxFlag,
@@ -114,7 +117,10 @@ def generate(
     io_threads: IoThreadsFlag = None,
     no_odirect: NoOdirectFlag = False,
     prefetch: PrefetchFlag = None,
+    dense_weights: DenseWeightsFlag = None,
     no_repack: NoRepackFlag = False,
+    n_expert_used: NExpertUsedFlag = 0,
+    route_trace: RouteTraceFlag = None,
     as_json: JsonFlag = False,
     verbose: VerboseFlag = False,
 ) -> None:

@@ -1,6 +1,7 @@
 """From what the user typed to an open model, saying what takes long; and Ctrl-C while it works."""
 
 import queue
+import re
 import signal
 import sys
 import threading
@@ -22,8 +23,12 @@ from bmoe.cli.shell import Shell
 from bmoe.cli.texts import file_text
 from bmoe.decide import Refused
 from bmoe.models import NamedModel
+from bmoe.route_trace import RouteTrace
 
-LOG_INFO = 2
+LOG_INFO, LOG_WARN = 2, 3
+# How the library's own warnings begin. llama.cpp's are about oddities of files as they are published: --verbose.
+OUR_WARNINGS = ("a cache of ", "the model's own template ")
+LAST_WORDS = re.compile(r".+\.(?:c|cpp|h|hpp):\d+: ")  # of an assertion in llama.cpp, which ends the process
 INSIST_AFTER_S = 1.0  # a Ctrl-C that follows within it belongs to the first
 CANCEL_EVERY_S = 0.05
 INTERRUPTED = 130
@@ -54,23 +59,33 @@ class OpenFlags:
     system: str | None = None
     prefix_cache: str = "auto"
     experts: ExpertFlags = field(default_factory=ExpertFlags)
+    n_expert_used: int = 0
+    route_trace: RouteTrace | None = None
     verbose: bool = False
 
 
 def open_flags(ctx: typer.Context, **others: Any) -> OpenFlags:
     """What was typed of the flags that most commands declare, by the names of their parameters; `others` as they are.
 
+    A trace is opened here, before a model that may take a long fetch, and closed when the command ends.
+
     Raises: Refused.
     """
     typed = ctx.params
+    shell: Shell = ctx.obj
+    experts = ExpertFlags.typed(ctx)
     template = typed.get("template")
+    chat_template = None if template is None else file_text("--template", template)
+    trace = typed["route_trace"]
     return OpenFlags(
         model=typed["model"],
         threads=typed["threads"],
         ctx=typed["ctx_tokens"],
         ubatch=typed["ubatch"],
-        experts=ExpertFlags.typed(ctx),
-        chat_template=None if template is None else file_text("--template", template),
+        experts=experts,
+        chat_template=chat_template,
+        n_expert_used=typed["n_expert_used"],
+        route_trace=None if trace is None else ctx.with_resource(RouteTrace(trace, note=shell.note)),
         verbose=typed["verbose"],
         **others,
     )
@@ -107,13 +122,27 @@ def open_session(shell: Shell, path: Path, flags: OpenFlags) -> Session:
         shell.note(f"bmoe: {flags.experts.without_effect}")
     with shell.err.status(f"opening {path.name}"):
         session = opened(shell, path, flags)
-    for text in experts.opened(session.info, flags.experts, in_detail=flags.verbose):
+    for text in said_of(session, flags, in_detail=flags.verbose):
         shell.note(f"bmoe: {text}")
     return session
 
 
-def opened(shell: Shell, path: Path, flags: OpenFlags, **others: Any) -> Session:
+def said_of(session: Session, flags: OpenFlags, *, in_detail: bool) -> Iterator[str]:
+    """What is to be said of a model that was opened with these flags."""
+    yield from experts.opened(session.info, flags.experts, in_detail=in_detail)
+    if flags.route_trace is not None and not session.info.n_moe_layer:
+        yield f"this model has no routed experts: {flags.route_trace.path} stays without rows"
+
+
+def opened(shell: Shell, path: Path, flags: OpenFlags, *, command: str = "bmoe", **others: Any) -> Session:
     """A session as the flags say; `others` are Session.open's. Raises: Refused, EngineError."""
+
+    def log(level: int, text: str) -> None:
+        if flags.verbose or (level > LOG_WARN and LAST_WORDS.match(text)):
+            shell.note(text)
+        elif level == LOG_WARN and text.startswith(OUR_WARNINGS):
+            shell.note(f"{command}: {text}")
+
     return shell.open_session(
         path,
         n_threads=flags.threads,
@@ -124,8 +153,10 @@ def opened(shell: Shell, path: Path, flags: OpenFlags, **others: Any) -> Session
         prefix_cache=flags.prefix_cache,
         streaming=flags.experts.streaming,
         repack=flags.experts.repack,
-        on_log=(lambda level, text: shell.note(text)) if flags.verbose else None,
-        log_level=LOG_INFO,
+        n_expert_used=flags.n_expert_used,
+        route_trace=flags.route_trace,
+        on_log=log,
+        log_level=LOG_INFO if flags.verbose else LOG_WARN,
         **others,
     )
 

@@ -11,13 +11,13 @@ Starts `bmoe session` for hosts written for the original's command line. A flag'
 
   -m, --decide, --decide-prefix-cache, -t, -c, --ubatch, --system, --template,
   --moe-stream, --cache-mb, --io-threads, --no-odirect, --prefetch,
-  --no-repack, --csv, --progress, --verbose
+  --dense-weights, --no-repack, --n-expert-used, --csv, --route-trace,
+  --progress, --verbose
                                     as in bmoe session --help
   --session                         needed: there is no other mode
   --chatml                          the model's own chat template is rendered, with this flag and without
   --prefill-min-tokens              accepted, and without effect: there is no prefill device
-  --decide-probe, --prefill-device, --n-expert-used
-                                    refused: what they ask for does not exist here
+  --decide-probe, --prefill-device  refused: what they ask for does not exist here
 """
 _OURS_WITH_VALUE = {
     "-m": "-m",
@@ -34,6 +34,9 @@ _OURS_WITH_VALUE = {
     "--cache-mb": "--cache-mb",
     "--io-threads": "--io-threads",
     "--prefetch": "--prefetch",
+    "--dense-weights": "--dense-weights",
+    "--n-expert-used": "--n-expert-used",
+    "--route-trace": "--route-trace",
 }
 _OURS = {"--decide", "--moe-stream", "--no-odirect", "--no-repack", "--progress", "--verbose"}
 _UNUSED = {
@@ -43,7 +46,6 @@ _UNUSED = {
 _REFUSED = {
     "--decide-probe": "the probe does not exist here",
     "--prefill-device": "prefill runs on the CPU",
-    "--n-expert-used": "every model runs with as many experts as its file says",
 }
 _WITH_VALUE = {*_OURS_WITH_VALUE, *_REFUSED, "--prefill-min-tokens"}
 _WITHOUT_VALUE = {"--session", "--chatml", *_OURS}

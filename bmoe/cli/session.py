@@ -13,14 +13,17 @@ import typer
 from typer.core import TyperCommand
 
 from bmoe import Session, protocol
-from bmoe.cli import experts, wire
+from bmoe.cli import wire
 from bmoe.cli.experts import (
     CacheMbFlag,
+    DenseWeightsFlag,
     IoThreadsFlag,
     MoeStreamFlag,
+    NExpertUsedFlag,
     NoOdirectFlag,
     NoRepackFlag,
     PrefetchFlag,
+    RouteTraceFlag,
 )
 from bmoe.cli.narrator import Narrator
 from bmoe.cli.opening import (
@@ -35,10 +38,14 @@ from bmoe.cli.opening import (
     model_path,
     open_flags,
     opened,
+    said_of,
 )
 from bmoe.cli.shell import Shell
 from bmoe.cli.texts import text_or_file
-from bmoe.serve import End, Outlet, Server, Unheard
+from bmoe.decide import DecideRequest, DecideResult
+from bmoe.generate import GenerateRequest, GenerateResult, Step
+from bmoe.route_trace import RouteTrace
+from bmoe.serve import End, Outlet, Server, Unheard, Watcher
 from bmoe.trace import CsvTrace
 
 HELP = """Serve requests that come as JSON lines on stdin; answers are lines on stdout. For programs.
@@ -102,8 +109,11 @@ def session(
     io_threads: IoThreadsFlag = None,
     no_odirect: NoOdirectFlag = False,
     prefetch: PrefetchFlag = None,
+    dense_weights: DenseWeightsFlag = None,
     no_repack: NoRepackFlag = False,
+    n_expert_used: NExpertUsedFlag = 0,
     csv: Annotated[Path | None, typer.Option(metavar="FILE", help="Append a row per token and decision.")] = None,
+    route_trace: RouteTraceFlag = None,
     progress: Annotated[bool, typer.Option("--progress", help="What is served, on stderr.")] = False,
     verbose: VerboseFlag = False,
 ) -> None:
@@ -141,7 +151,7 @@ def run(shell: Shell, flags: SessionFlags, outlet: Outlet, signals: wire.Signals
     started = time.monotonic()
     with contextlib.ExitStack() as stack:
         with _telling(outlet):
-            watchers = [stack.enter_context(CsvTrace(flags.csv, note=shell.note))] if flags.csv else []
+            watchers = list(_watchers(shell, flags, stack))
             served = _open(shell, flags, outlet, started)
             stack.callback(served.close)
         load_s = time.monotonic() - started
@@ -150,7 +160,7 @@ def run(shell: Shell, flags: SessionFlags, outlet: Outlet, signals: wire.Signals
             wire.stdin(),
             outlet,
             load_s=load_s,
-            watchers=[*watchers, *([Narrator(shell.note)] if flags.progress else [])],
+            watchers=watchers,
             note=lambda text: shell.note(f"bmoe session: {text}"),
         )
         signals.hand_over(on_signal=lambda number: server.stop(), on_hang_up=server.hang_up)
@@ -163,13 +173,40 @@ def run(shell: Shell, flags: SessionFlags, outlet: Outlet, signals: wire.Signals
     return _EXIT_CODES[end]
 
 
+def _watchers(shell: Shell, flags: SessionFlags, stack: contextlib.ExitStack) -> Iterator[Watcher]:
+    """Raises: Refused."""
+    if flags.csv:
+        yield stack.enter_context(CsvTrace(flags.csv, note=shell.note))
+    if flags.opening.route_trace is not None:
+        yield _Numbering(flags.opening.route_trace)
+    if flags.progress:
+        yield Narrator(shell.note)
+
+
+class _Numbering:
+    """Numbers requests in --route-trace as --csv does, where those that are never computed have a number, too."""
+
+    def __init__(self, trace: RouteTrace) -> None:
+        self._trace = trace
+        self._seq = 0
+
+    def began(self, request_id: str, request: DecideRequest | GenerateRequest) -> None:
+        self._seq += 1
+        self._trace.next_seq = self._seq
+
+    def stepped(self, request_id: str, step: Step) -> None: ...
+    def decided(self, request_id: str, result: DecideResult) -> None: ...
+    def done(self, request_id: str, result: GenerateResult) -> None: ...
+    def failed(self, request_id: str, message: str) -> None: ...
+
+
 def _open(shell: Shell, flags: SessionFlags, outlet: Outlet, started: float) -> Session:
     path = model_path(shell, flags.opening.model)
     on_load = _Loading(path, outlet, started)
-    session = opened(shell, path, flags.opening, decide=flags.decide, on_load=on_load)
+    session = opened(shell, path, flags.opening, command="bmoe session", decide=flags.decide, on_load=on_load)
     on_load(1.0)
     in_detail = flags.opening.verbose or flags.progress
-    for text in experts.opened(session.info, flags.opening.experts, in_detail=in_detail):
+    for text in said_of(session, flags.opening, in_detail=in_detail):
         shell.note(f"bmoe session: {text}")
     return session
 

@@ -147,9 +147,12 @@ class TestRequest:
         assert flags["prefix_cache"] == "off"
         flags["on_log"](2, "loading [x]")
 
-    def test_nothing_is_logged_unless_asked(self, bmoe: Terminal) -> None:
+    def test_nothing_of_llama_cpp_is_logged_unless_asked(self, bmoe: Terminal) -> None:
         assert bmoe(*RAW) == 0
-        assert bmoe.opened[0][1]["on_log"] is None
+        flags = bmoe.opened[0][1]
+        assert flags["log_level"] == 3
+        flags["on_log"](3, "load: control-looking token")
+        assert bmoe.streams[1].getvalue() == ""
 
 
 class TestFiles:
@@ -387,6 +390,7 @@ class TestBatch:
             ("--ubatch", "64"),
             ("--prefix-cache", "off"),
             ("--no-repack",),
+            ("--n-expert-used", "4"),
             ("--moe-stream",),
         ],
     )
@@ -412,7 +416,8 @@ class TestBatch:
         requests.write_text("\n".join(self.LINES))
         argv = ("decide", "-m", "x.gguf", "--batch", str(requests), "--out", str(out), "--moe-stream")
         assert bmoe(*argv) == 0
-        assert bmoe(*argv, "--cache-mb", "0", "--io-threads", "8", "--prefetch", "off", "--no-odirect") == 0
+        flags = ("--cache-mb", "0", "--io-threads", "8", "--prefetch", "off", "--no-odirect", "--dense-weights", "anon")
+        assert bmoe(*argv, *flags) == 0
         assert "2 of them by an earlier run" in bmoe.err
         assert bmoe(*argv, "--no-repack") == 2
 

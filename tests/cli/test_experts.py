@@ -1,5 +1,6 @@
 """The flags that stream experts: what arrives, what is refused, what is said; and what a streamed model answers."""
 
+import csv
 import dataclasses
 import io
 import json
@@ -12,6 +13,7 @@ from rich.console import Console
 
 from bmoe.cli.app import main
 from bmoe.cli.experts import ExpertFlags
+from bmoe.cli.opening import OUR_WARNINGS
 from bmoe.cli.shell import Shell
 from bmoe_native.errors import ReadError
 from bmoe_native.types import Streaming
@@ -20,6 +22,8 @@ from tests.cli.conftest import Terminal
 from tests.fakes import INFO, ScriptedEngine
 
 MIB = 2**20
+CSRC = Path(__file__).parents[2] / "csrc"
+LIBRARY = "".join((CSRC / name).read_text() for name in ("engine.cpp", "streaming.cpp"))
 DECIDE = ("decide", "-m", "x.gguf", "--prefix", "p", "--choice", "A", "--choice", "B")
 GENERATE = ("generate", "-m", "x.gguf", "-n", "1", "hello")
 PERPLEXITY = ("perplexity", "-m", "x.gguf", "--text", "one two three")
@@ -27,6 +31,7 @@ CHAT = ("chat", "-m", "x.gguf", "-n", "1")
 STREAMED = dataclasses.replace(
     INFO, is_streamed=True, reads_direct=True, streamed_bytes=17_000_000_000, cache_bytes=3000 * MIB
 )
+DEFAULTS = ("--dense-weights", "mmap", "--n-expert-used", "0")
 UNREADABLE = "expert 5 of layer 3: cannot read 4096 bytes at 8192 of x.gguf: Input/output error"
 
 
@@ -43,11 +48,40 @@ class TestEveryCommand:
 
     def test_the_flags_arrive(self, bmoe: Terminal, command: tuple[str, ...]) -> None:
         flags = ("--cache-mb", "300", "--io-threads", "8", "--no-odirect", "--prefetch", "off", "--no-repack")
+        flags += ("--dense-weights", "anon")
         assert bmoe(*command, "--moe-stream", *flags) == 0
-        wanted = Streaming(cache_bytes=300 * MIB, io_threads=8, direct=False, prefetch="off")
+        wanted = Streaming(cache_bytes=300 * MIB, io_threads=8, direct=False, prefetch="off", dense="anon")
         assert (bmoe.opened[0][1]["streaming"], bmoe.opened[0][1]["repack"]) == (wanted, False)
 
-    @pytest.mark.parametrize("flags", [(), ("--cache-mb", "auto", "--prefetch", "both", "--io-threads", "0")])
+    def test_experts_per_token_and_a_trace_stream_or_not(
+        self, bmoe: Terminal, command: tuple[str, ...], tmp_path: Path
+    ) -> None:
+        assert bmoe(*command) == 0
+        assert (bmoe.opened[0][1]["n_expert_used"], bmoe.opened[0][1]["route_trace"]) == (0, None)
+        for flags in ((), ("--moe-stream",)):
+            bmoe.opened.clear()
+            assert bmoe(*command, *flags, "--n-expert-used", "4", "--route-trace", str(tmp_path / "t.csv")) == 0
+            assert bmoe.opened[0][1]["n_expert_used"] == 4
+            assert bmoe.opened[0][1]["route_trace"].path == tmp_path / "t.csv"
+        assert (tmp_path / "t.csv").read_text().startswith("phase,step,layer,")
+        assert "do nothing" not in bmoe.err
+        assert "without rows" not in bmoe.err
+
+    def test_a_trace_that_cannot_be(self, bmoe: Terminal, command: tuple[str, ...], tmp_path: Path) -> None:
+        (tmp_path / "notes").write_text("my notes\n")
+        assert bmoe(*command, "--route-trace", str(tmp_path / "notes")) == 2
+        assert bmoe.err == f"bmoe: --route-trace: {tmp_path / 'notes'} holds something else: give another file\n"
+        assert not bmoe.opened
+
+    def test_a_dense_model_has_no_routes_and_that_is_said(
+        self, bmoe: Terminal, command: tuple[str, ...], tmp_path: Path
+    ) -> None:
+        bmoe.engine = ScriptedEngine(info=dataclasses.replace(INFO, n_expert=0, n_moe_layer=0))
+        assert bmoe(*command, "--route-trace", str(tmp_path / "t")) == 0
+        said = f"bmoe: this model has no routed experts: {tmp_path / 't'} stays without rows\n"
+        assert bmoe.err.count(said) == 1
+
+    @pytest.mark.parametrize("flags", [(), ("--cache-mb", "auto", "--prefetch", "both", "--io-threads", "0"), DEFAULTS])
     def test_the_defaults_can_be_typed(self, bmoe: Terminal, command: tuple[str, ...], flags: tuple[str, ...]) -> None:
         assert bmoe(*command, "--moe-stream", *flags) == 0
         assert bmoe.opened[0][1]["streaming"] == Streaming()
@@ -56,6 +90,8 @@ class TestEveryCommand:
         assert bmoe(*command, "--cache-mb", "0", "--no-odirect") == 0
         said = [line for line in bmoe.err.splitlines() if line.startswith("bmoe:")]
         assert said == ["bmoe: --cache-mb and --no-odirect do nothing without --moe-stream"]
+        assert bmoe(*command, "--dense-weights", "anon") == 0
+        assert "bmoe: --dense-weights does nothing without --moe-stream\n" in bmoe.err
         assert bmoe(*command, "--no-repack") == 0
         assert "bmoe:" not in bmoe.err
 
@@ -66,7 +102,18 @@ class TestEveryCommand:
         assert bmoe.err.endswith(wanted)
         assert not bmoe.opened
 
-    @pytest.mark.parametrize("flags", ["--io-threads 65", "--io-threads -1", "--io-threads x", "--prefetch all"])
+    @pytest.mark.parametrize(
+        "flags",
+        [
+            "--io-threads 65",
+            "--io-threads -1",
+            "--io-threads x",
+            "--prefetch all",
+            "--dense-weights ram",
+            "--n-expert-used -1",
+            "--n-expert-used few",
+        ],
+    )
     def test_other_values_that_mean_nothing(self, bmoe: Terminal, command: tuple[str, ...], flags: str) -> None:
         assert bmoe(*command, "--moe-stream", *flags.split()) == 2
         assert flags.split()[0] in bmoe.err
@@ -112,6 +159,32 @@ class TestWhatIsSaid:
         assert bmoe.err.startswith("bmoe: too little memory is available to keep experts in")
         assert bmoe(*DECIDE, "--moe-stream", "--cache-mb", "0") == 0
         assert bmoe.err == ""
+
+    def test_the_librarys_warnings_and_last_words_but_not_llama_cpps(self, bmoe: Terminal) -> None:
+        assert all(f'"{begins}' in LIBRARY for begins in OUR_WARNINGS)
+        room = "a cache of 9000 MiB is asked for, and there is room for 5000 MiB beside the model's other weights"
+        template = "the model's own template is not usable: it loops"
+        assertion = "/build/ggml/src/ggml.c:1234: GGML_ASSERT(a) failed"
+        lines = [
+            (3, room),
+            (3, "load: control-looking token: 212 '</s>' was not control-type"),
+            (3, template),
+            (4, "llama_model_load: error loading model: missing tensor"),
+            (4, assertion),
+        ]
+
+        def log() -> None:
+            _, flags = bmoe.opened[-1]
+            for level, text in lines:
+                if level >= flags["log_level"]:
+                    flags["on_log"](level, text)
+
+        bmoe.on_open = log
+        bmoe.engine = ScriptedEngine(info=STREAMED)
+        assert bmoe(*DECIDE, "--moe-stream", "--cache-mb", "9000") == 0
+        assert bmoe.err == f"bmoe: {room}\nbmoe: {template}\n{assertion}\n"
+        assert bmoe(*DECIDE, "--verbose") == 0
+        assert bmoe.err.splitlines()[: len(lines)] == [text for _, text in lines]
 
     def test_what_was_read_is_in_the_view_and_in_json(self, bmoe: Terminal) -> None:
         bmoe.engine = ScriptedEngine(info=STREAMED)
@@ -224,6 +297,35 @@ class TestTinyModel:
         code, _, err = self.run("decide", "-m", str(moe), *self.ASK, "--moe-stream", "--verbose")
         assert code == 0
         assert err.count("experts in 3 layers are streamed; ") == 1
+
+    def test_dense_weights_in_memory_change_no_bit(self, moe: Path) -> None:
+        mapped = self.decided(moe, "--moe-stream", "--no-repack")
+        anon = self.decided(moe, "--moe-stream", "--no-repack", "--dense-weights", "anon")
+        assert (anon["best"], anon["choice_logp"]) == (mapped["best"], mapped["choice_logp"])
+
+    def test_other_numbers_of_experts_are_another_model(self, moe: Path) -> None:
+        one = self.decided(moe, "--no-repack", "--n-expert-used", "1")
+        assert one["choice_logp"] != self.decided(moe, "--no-repack")["choice_logp"]
+        streamed = self.decided(moe, "--no-repack", "--n-expert-used", "1", "--moe-stream")
+        assert one["choice_logp"] == streamed["choice_logp"]
+
+    @pytest.mark.parametrize(("arch", "n_used"), [("qwen3moe", "1000"), ("llama", "2")])
+    def test_a_number_that_the_model_has_not_is_refused(self, tmp_path: Path, arch: str, n_used: str) -> None:
+        path = tiny.write(tmp_path / "m.gguf", arch=arch)
+        code, _, err = self.run("decide", "-m", str(path), *self.ASK, "--n-expert-used", n_used)
+        assert code == 2
+        assert "expert" in err
+        assert len(err.splitlines()) == 1
+
+    def test_a_trace_has_the_bytes_of_the_result(self, moe: Path, tmp_path: Path) -> None:
+        path = tmp_path / "t.csv"
+        plain = self.decided(moe, "--moe-stream")
+        result = self.decided(moe, "--moe-stream", "--route-trace", str(path))
+        assert result["choice_logp"] == plain["choice_logp"]
+        with path.open(newline="") as file:
+            rows = list(csv.DictReader(file))
+        assert sum(int(row["bytes"]) for row in rows) == result["prefill_routed_mib"] * MIB > 0
+        assert {row["seq"] for row in rows} == {"1"}
 
     def test_a_dense_model_is_opened_and_that_is_said(self, tmp_path: Path) -> None:
         dense = tiny.write(tmp_path / "dense.gguf")

@@ -1,5 +1,6 @@
 """bmoe-cli: the original's flags."""
 
+import csv
 import json
 from pathlib import Path
 
@@ -28,6 +29,28 @@ def test_its_flags_start_a_session(moe: Path) -> None:
     assert "MiB read, 0 % in memory" in said[3]
 
 
+def test_fewer_experts_and_their_trace(moe: Path, tmp_path: Path) -> None:
+    trace = tmp_path / "t.csv"
+    flags = ["-m", str(moe), "--session", "--decide", "-c", "512", "--moe-stream", "--dense-weights=anon"]
+    done = run(*ORIGINAL, *flags, "--n-expert-used=1", f"--route-trace={trace}", data=json.dumps(decide(1)).encode())
+    assert done.returncode == 0
+    parsed = {tag: record for tag, record in answers(done.stdout)}
+    assert parsed["READY"]["n_expert_used"] == 1
+    with trace.open(newline="") as file:
+        rows = list(csv.DictReader(file))
+    assert {row["slot"] for row in rows} == {"0"}
+    assert sum(int(row["bytes"]) for row in rows) == parsed["DECIDE"]["prefill_routed_mib"] * 2**20 > 0
+
+
+def test_more_experts_than_the_model_has(moe: Path) -> None:
+    done = run(*ORIGINAL, "-m", str(moe), "--session", "--n-expert-used", "1000")
+    assert done.returncode == 2
+    tag, record = answers(done.stdout)[-1]
+    assert (tag, record["id"], record["fatal"]) == ("ERROR", None, True)
+    assert "1000" in record["msg"]
+    assert record["msg"] in done.stderr.decode()
+
+
 def test_a_model_without_experts_is_not_streamed(model: Path) -> None:
     done = run(*ORIGINAL, "-m", str(model), "--session", "--moe-stream")
     assert done.returncode == 0
@@ -43,8 +66,9 @@ def test_a_model_without_experts_is_not_streamed(model: Path) -> None:
         ("-m x.gguf --session --prefill-device npu", "--prefill-device cannot be had"),
         ("-m x.gguf --session --prefill-device=npu", "--prefill-device cannot be had"),
         ("-m x.gguf --session --decide-probe f", "--decide-probe cannot be had"),
-        ("-m x.gguf --session --n-expert-used 4", "--n-expert-used cannot be had"),
-        ("-m x.gguf --session --route-trace f", "'--route-trace' is unknown"),
+        ("-m x.gguf --session --n-expert-used few", "--n-expert-used"),
+        ("-m x.gguf --session --route-trace /nowhere/t.csv", "--route-trace: cannot write /nowhere/t.csv"),
+        ("-m x.gguf --session --moe-stream --dense-weights ram", "--dense-weights must be one of mmap, anon"),
         ("-m x.gguf --session --decide=yes", "--decide takes no value"),
         ("-m x.gguf --session -t", "-t needs a value"),
         ("-m x.gguf --session prompt", "'prompt' is unknown"),

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from bmoe.trace import COLUMNS
-from tests.protocol.fake import FINAL, WAIT_S, answers, check
+from tests.protocol.fake import FINAL, WAIT_S, answers, check, finals
 from tests.protocol.host import FLAGS, ROOT, SESSION, SLOW, begin_slowly, decide, environment, generate, hosted, run
 
 
@@ -271,6 +271,17 @@ class TestEnds:
         assert kinds[:5] == ["decision"] * 5
         assert len(kinds) >= 24
         assert sorted(path.name for path in tmp_path.iterdir()) == ["trace.csv"]
+
+    def test_what_never_reaches_the_session_has_a_number_in_both_traces(self, moe: Path, tmp_path: Path) -> None:
+        traces = (tmp_path / "t.csv", tmp_path / "r.csv")
+        flags = ("-c", "512", "--csv", str(traces[0]), "--route-trace", str(traces[1]))  # without --decide
+        lines = (decide(1), generate(2, n_predict=2))
+        done = run(*SESSION, "-m", str(moe), *flags, data="\n".join(map(json.dumps, lines)).encode())
+        assert done.returncode == 0
+        assert [tag for tag, _ in finals(answers(done.stdout))] == ["ERROR", "DONE"]
+        for path in traces:
+            with path.open(newline="") as file:
+                assert {row["seq"] for row in csv.DictReader(file)} == {"2"}, path
 
     def test_its_host_dies(self, model: Path) -> None:
         """Both ends of its pipes close at once: it does not compute on for nobody."""
