@@ -18,7 +18,7 @@ nothing to do with one another. Each file, p<tokens>-<topic>-<number>.txt, holds
 The model's chat template passes a user's message on as it is, so that a session adds none.
 
 All of it is a function of the arguments and the tokenizer, on one machine with one version of numpy. What comes of it
-is counted by benchmarks/routing.py.
+is counted by benchmarks/cache_policies.py.
 
     python benchmarks/make_moe.py bench24.gguf --layers 24 --prompts prompts
 """

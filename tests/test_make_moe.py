@@ -1,10 +1,10 @@
-"""The synthetic model: whole, reproducible, computed by llama.cpp as by hand, and routed as it says."""
+"""The synthetic model: whole, reproducible, computed by llama.cpp, and routed as it says."""
 
 import itertools
 import re
 import shutil
 import tracemalloc
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -12,8 +12,9 @@ import gguf
 import numpy as np
 import pytest
 
-from benchmarks import make_moe, routing
-from bmoe_native import Engine
+from benchmarks import cache_policies, make_moe
+from benchmarks.expert_caches import Layer
+from bmoe_native import Engine, Routing
 from tests import tiny
 
 LETTERS = "abcdefghijklmnopqrstuvwxyz"
@@ -82,13 +83,27 @@ def engine(made: Made) -> Iterator[Engine]:
         yield engine
 
 
+Routes = list[Any]  # of each layer: int32 [token, used]; in the last layer of the last token only
+
+
+def routed(model: Path, prompts: Sequence[Sequence[int]]) -> list[Routes]:
+    """The experts that each prompt's tokens are routed to."""
+    heard: list[Routing] = []
+    found = []
+    with Engine.open(model, n_ctx=512, n_threads=1, on_routing=heard.append) as engine:
+        for prompt in prompts:
+            heard.clear()
+            engine.drop_state()
+            engine.prefill(prompt)
+            found.append([one.experts for one in heard])
+    return found
+
+
 @pytest.fixture(scope="module")
-def computed(made: Made, engine: Engine) -> tuple[dict[tuple[int, int, int], Any], dict[tuple[int, int, int], Any]]:
-    """By length, topic and number of each prompt: the experts it is routed to, and the logits after it."""
-    names = [(length, topic, number) for length in (40, 200) for topic in range(4) for number in range(2)]
-    prompts = [engine.tokenize(made.prompt(*name)) for name in names]
-    routes, logits = routing.forward(routing.Weights(made.model), prompts)
-    return dict(zip(names, routes, strict=True)), dict(zip(names, logits, strict=True))
+def routes(made: Made, engine: Engine) -> dict[tuple[int, int, int], Routes]:
+    """By length, topic and number of each prompt."""
+    names = list(itertools.product((40, 200), range(4), range(2)))
+    return dict(zip(names, routed(made.model, [engine.tokenize(made.prompt(*name)) for name in names]), strict=True))
 
 
 def test_the_engine_sees_the_shape_that_was_asked_for(made: Made, engine: Engine) -> None:
@@ -101,31 +116,30 @@ def test_the_engine_sees_the_shape_that_was_asked_for(made: Made, engine: Engine
 
 
 def test_weights_have_the_size_they_were_to_have(made: Made) -> None:
-    weights = routing.Weights(made.model)
-    for layer in range(N_LAYER):
-        for part, gain in (("gate", 1.0), ("up", 1.0), ("down", 1.0)):  # 2 / sqrt(2 * 2 layers) is 1
-            drawn = np.stack([weights(f"blk.{layer}.ffn_{part}_exps", expert) for expert in range(N_EXPERT)])
-            assert abs(drawn.mean()) < 0.01 / 16
-            assert drawn.std() == pytest.approx(gain / 16, rel=0.02)
-    embedded = weights("token_embd")
-    assert embedded.std() == pytest.approx(1, rel=0.02)
+    tensors = {tensor.name: tensor for tensor in gguf.GGUFReader(made.model).tensors}
+
+    def weights(name: str) -> Any:
+        return gguf.quants.dequantize(tensors[name].data, tensors[name].tensor_type)
+
+    for layer, part in itertools.product(
+        range(N_LAYER), ("gate", "up", "down")
+    ):  # the gain 2 / sqrt(2 * 2 layers) is 1
+        drawn = weights(f"blk.{layer}.ffn_{part}_exps.weight")
+        assert abs(drawn.mean()) < 0.01 / 16
+        assert drawn.std() == pytest.approx(1 / 16, rel=0.02)
+    assert weights("token_embd.weight").std() == pytest.approx(1, rel=0.02)
 
 
-def test_llama_computes_what_the_file_says(made: Made, engine: Engine, computed: tuple[Any, Any]) -> None:
-    """Logits agree but for what llama.cpp rounds, and where an expert was chosen by a hair."""
-    agreement = []
-    for name, wanted in computed[1].items():
+def test_logits_are_finite_and_of_a_usual_size(made: Made, engine: Engine) -> None:
+    for length, topic in itertools.product((40, 200), range(4)):
         engine.drop_state()
-        engine.prefill(engine.tokenize(made.prompt(*name)))
+        engine.prefill(engine.tokenize(made.prompt(length, topic, 0)))
         logits = engine.logits()
         assert np.isfinite(logits).all()
         assert 0.5 < logits.std() < 2
-        agreement.append(np.corrcoef(logits, wanted)[0, 1])
-    assert np.median(agreement) > 0.999
-    assert min(agreement) > 0.8
 
 
-def test_llama_takes_the_routes_counted_from_the_file(made: Made, tmp_path: Path) -> None:
+def test_llama_takes_the_routes_that_it_tells(made: Made, tmp_path: Path) -> None:
     """In the last layer, an expert whose bytes are all zeros changes the logits of the tokens routed to it only."""
     tokens = range(300, N_VOCAB, 50)
 
@@ -148,9 +162,8 @@ def test_llama_takes_the_routes_counted_from_the_file(made: Made, tmp_path: Path
         path = tmp_path / f"{expert}.gguf"
         path.write_bytes(whole[:begin] + bytes(size) + whole[begin + size :])
         used.append((rows(path) != plain).any(axis=1))
-    routes, _ = routing.forward(routing.Weights(made.model), [[token] for token in tokens])
-    counted = [{int(expert) for expert in route[-1, 0]} for route in routes]
-    assert [set(np.flatnonzero(token)) for token in np.stack(used).T] == counted
+    told = [{int(expert) for expert in route[-1][0]} for route in routed(made.model, [[token] for token in tokens])]
+    assert [set(np.flatnonzero(token)) for token in np.stack(used).T] == told
 
 
 def test_prompts_have_exactly_the_tokens_they_are_named_after(made: Made, engine: Engine) -> None:
@@ -172,38 +185,38 @@ def test_topics_share_no_words(made: Made) -> None:
     assert sum(map(len, words)) == len(set().union(*words))
 
 
-def counts(routes: Any) -> Any:
-    """How many tokens each layer gives to each expert."""
-    return np.stack([np.bincount(ids.ravel(), minlength=N_EXPERT) for ids in routes])
+def counts(routes: Routes) -> Any:
+    """How many tokens each layer but the last gives to each expert."""
+    return np.stack([np.bincount(ids.ravel(), minlength=N_EXPERT) for ids in routes[:-1]])
 
 
-def busiest(routes: Any) -> float:
+def busiest(routes: Routes) -> float:
     """The share of its tokens that a layer gives to the quarter of its experts that has most."""
     return float(np.sort(counts(routes))[:, -N_EXPERT // 4 :].sum() / counts(routes).sum())
 
 
-def test_the_routing_is_skewed_and_topical(computed: tuple[Any, Any]) -> None:
-    routes = computed[0]
+def test_the_routing_is_skewed_and_topical(routes: dict[tuple[int, int, int], Routes]) -> None:
     assert np.mean([busiest(routes[200, topic, 0]) for topic in range(4)]) > 0.65
     alike: dict[bool, list[float]] = {True: [], False: []}
     reused: dict[bool, list[float]] = {True: [], False: []}
     for one, other in itertools.product(range(4), repeat=2):
         first, second = routes[200, one, 0], routes[200, other, 1]
         alike[one == other].append(np.corrcoef(counts(first)[0], counts(second)[0])[0, 1])
-        sets = [routing.touched(routes[40, topic, number], N_EXPERT) for topic, number in ((one, 0), (other, 1))]
-        reused[one == other].append(routing.reused(sets[0], sets[1], np.ones(N_LAYER)))
+        sets = [
+            [set(layer.ravel().tolist()) for layer in routes[40, topic, number][:-1]]
+            for topic, number in ((one, 0), (other, 1))
+        ]
+        reused[one == other].append(cache_policies.reused([Layer(N_EXPERT, 1)] * (N_LAYER - 1), *sets))
     assert min(alike[True]) > 0.9
     assert np.mean(alike[False]) < 0.7
     assert np.mean(reused[True]) > 0.8
     assert np.mean(reused[True]) > float(np.mean(reused[False]))
 
 
-def test_without_skew_experts_are_used_alike(tokenizer: Path, made: Made, tmp_path: Path) -> None:
+def test_without_skew_experts_are_used_alike(tokenizer: Path, made: Made, engine: Engine, tmp_path: Path) -> None:
     make_moe.main([str(tmp_path / "flat.gguf"), *SMALL, "--skew", "0", "--tokenizer", str(tokenizer)])
-    with Engine.open(made.model, inspect=True) as engine:
-        prompts = [engine.tokenize(made.prompt(200, topic, 0)) for topic in range(4)]
-    routes, _ = routing.forward(routing.Weights(tmp_path / "flat.gguf"), prompts)
-    assert np.mean([busiest(route) for route in routes]) < 0.45
+    prompts = [engine.tokenize(made.prompt(200, topic, 0)) for topic in range(4)]
+    assert np.mean([busiest(routes) for routes in routed(tmp_path / "flat.gguf", prompts)]) < 0.45
 
 
 def test_a_seed_gives_the_same_bytes_and_another_other_ones(tokenizer: Path, made: Made, tmp_path: Path) -> None:
@@ -273,15 +286,25 @@ def test_what_cannot_be_written_is_refused(arguments: str, said: str, capsys: py
     assert said in capsys.readouterr().err
 
 
-def test_the_figures_are_printed(
-    made: Made, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setattr("sys.argv", ["routing.py", str(made.model), str(made.prompts)])
-    routing.main()
+def test_the_figures_are_printed(made: Made, capsys: pytest.CaptureFixture[str]) -> None:
+    cache_policies.main([str(made.model), str(made.prompts), "--cache-mb", "2.5"])  # of 3.9 in layers of two sizes
     out = capsys.readouterr().out
     shares = [float(share) for share in re.findall(r"tokens: ([\d.]+) %", out)]
     assert len(shares) == 2 and 0 < shares[0] < shares[1] <= 100
     assert out.count("read before by a prompt of") == 4
+    assert out.count("managing the cache") == 2
+    assert re.findall(r"\d+ tokens, .*", out) == [
+        f"{length} tokens, {title}: {n_counted} decisions"
+        for length in (40, 200)
+        for title, n_counted in zip(cache_policies.SEQUENCES, (4, 7, 4, 4), strict=True)
+    ]
+    assert len(re.findall(r"^\| bmoe \|( [\d.]+ \|){5}$", out, re.MULTILINE)) == 8
+
+
+def test_a_folder_without_prompts_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit, match="2"):
+        cache_policies.main(["x.gguf", str(tmp_path)])
+    assert "holds no prompts" in capsys.readouterr().err
 
 
 @pytest.mark.model

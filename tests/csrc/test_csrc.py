@@ -3,11 +3,13 @@
 import math
 import os
 import subprocess
+from collections import Counter
 from pathlib import Path
 from random import Random
 
 import pytest
 
+from benchmarks.expert_caches import ByScore, Layer
 from bmoe import Session
 from bmoe_native import _bmoe_cffi  # type: ignore[attr-defined]
 from tests import tiny
@@ -97,38 +99,6 @@ def test_the_c_host_refuses_in_a_sentence(
     assert done.returncode == code and why in done.stderr, done.stderr
 
 
-class CacheModel:
-    """The store's policy in plain Python: each layer keeps the same share of its own experts, by score."""
-
-    def __init__(self, n_layers: int, n_experts: int, slice_bytes: int, budget: int) -> None:
-        self.slice_bytes = slice_bytes
-        share = int(min(budget / (n_layers * n_experts * slice_bytes), 1.0) * n_experts)
-        n_more = min((budget - share * n_layers * slice_bytes) // slice_bytes, n_layers) if share < n_experts else 0
-        self.quota = [share + (layer < n_more) for layer in range(n_layers)]
-        self.score = [[0] * n_experts for _ in range(n_layers)]
-        self.used_at = [[0] * n_experts for _ in range(n_layers)]
-        self.resident: list[set[int]] = [set() for _ in range(n_layers)]
-        self.hits = self.misses = self.graph = 0
-
-    def ask(self, layer: int, ids: list[int]) -> None:
-        wanted = set(ids)
-        hits = wanted & self.resident[layer]
-        self.hits += len(hits)
-        self.misses += len(wanted) - len(hits)
-        self.resident[layer] |= wanted
-        score = self.score[layer] = [value - value // 5 for value in self.score[layer]]
-        for expert in wanted:
-            score[expert] += 256 * ids.count(expert).bit_length()
-            self.used_at[layer][expert] = self.graph
-        order = sorted(self.resident[layer], key=lambda e: (-score[e], -self.used_at[layer][e], e))
-        self.resident[layer] = set(order[: self.quota[layer]])
-
-    def line(self) -> str:
-        n_resident = sum(map(len, self.resident))
-        total = (self.hits + self.misses) * self.slice_bytes
-        return f"{self.hits} {self.misses} {total} {n_resident * self.slice_bytes}"
-
-
 @pytest.mark.parametrize(
     ("n_layers", "n_experts", "slice_bytes", "share", "seed"),
     [(4, 16, 4096, 0.4, 1), (3, 64, 1000, 0.25, 2), (5, 8, 6000, 0.0, 3), (2, 32, 512, 1.0, 4), (6, 24, 4097, 0.02, 5)],
@@ -140,21 +110,21 @@ def test_the_store_does_what_its_model_does(
     (tmp_path / "weights").write_bytes(os.urandom(n_layers * n_experts * slice_bytes))
     budget = int(share * n_layers * n_experts * slice_bytes)
     random = Random(seed)
-    model = CacheModel(n_layers, n_experts, slice_bytes, budget)
+    model = ByScore([Layer(n_experts, slice_bytes)] * n_layers, budget)
     lines, wanted, evicted = [], [], 0
     topics = [[[random.random() ** 3 for _ in range(n_experts)] for _ in range(n_layers)] for _ in range(4)]
     for _ in range(2000):
         topic = topics[random.choice((0, 0, 0, 1, 2, 3))]
         n_uses = random.choice((1, 2, 12, 60))
         lines.append("graph")
-        model.graph += 1
+        model.n_graphs += 1
         for layer in range(n_layers):
             ids = random.choices(range(n_experts), topic[layer], k=n_uses)
             before = len(model.resident[layer] | set(ids))
-            model.ask(layer, ids)
+            model.ask(layer, Counter(ids))
             evicted += before - len(model.resident[layer])
             lines.append(" ".join(map(str, (layer, *ids))))
-        wanted.append(model.line())
+        wanted.append(f"{model.hits} {model.misses} {model.routed_bytes} {model.resident_bytes}")
     command = [programs / "tests" / "test_store", tmp_path / "weights", n_layers, n_experts, slice_bytes, budget]
     done = subprocess.run(
         [str(word) for word in command], input="\n".join(lines), capture_output=True, text=True, timeout=120, check=True
