@@ -31,7 +31,7 @@ PrefetchFlag = Annotated[
 ]
 DenseWeightsFlag = Annotated[
     str | None,
-    typer.Option("--dense-weights", metavar="mmap|anon", help="The rest: in the page cache, or read once into memory. [mmap]"),
+    typer.Option("--dense-weights", metavar="mmap|anon", help="The rest: page cache, or read once into memory. [mmap]"),
 ]
 NoRepackFlag = Annotated[bool, typer.Option("--no-repack", help="Compute with weights as they lie in the file.")]
 NExpertUsedFlag = Annotated[
