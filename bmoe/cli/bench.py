@@ -11,9 +11,11 @@ from bmoe.cli.bench_record import record
 from bmoe.cli.bench_table import shown
 from bmoe.cli.experts import (
     CacheMbFlag,
+    DenseWeightsFlag,
     ExpertFlags,
     IoThreadsFlag,
     MoeStreamFlag,
+    NExpertUsedFlag,
     NoOdirectFlag,
     NoRepackFlag,
     PrefetchFlag,
@@ -67,9 +69,7 @@ def bench(
     ] = None,
     no_template: Annotated[bool, typer.Option("--no-template", help="A FILE is the prompt itself.")] = False,
     stock: Annotated[bool, typer.Option("--stock", help="Compare with the model mapped, as llama.cpp does.")] = False,
-    n_expert_used: Annotated[
-        int, typer.Option("--n-expert-used", metavar="N", min=0, help="Experts per token; 0: as the file says.")
-    ] = 0,
+    n_expert_used: NExpertUsedFlag = 0,
     drop_caches: Annotated[bool, typer.Option("--drop-caches", help="Empty the page cache first; root only.")] = False,
     model: ModelFlag = None,
     threads: ThreadsFlag = 0,
@@ -80,6 +80,7 @@ def bench(
     io_threads: IoThreadsFlag = None,
     no_odirect: NoOdirectFlag = False,
     prefetch: PrefetchFlag = None,
+    dense_weights: DenseWeightsFlag = None,
     no_repack: NoRepackFlag = False,
     as_json: JsonFlag = False,
 ) -> None:

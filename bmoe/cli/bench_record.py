@@ -26,6 +26,7 @@ def record(report: Report) -> dict[str, Any]:
         "n_moe_layer": info.n_moe_layer,
         "is_streamed": info.is_streamed,
         "prefetch": plan.streaming.prefetch if plan.streaming else None,
+        "dense_weights": plan.streaming.dense if plan.streaming else None,
         "repack": plan.repack,
         "n_expert_used": info.n_expert_used,
         "threads": info.n_threads,

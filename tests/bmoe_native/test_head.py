@@ -1,4 +1,4 @@
-"""The head: what it makes of the last layer's state are the logits; its rows and its norm against the file and numpy."""
+"""The head: what it makes of the last layer's state are the logits; rows and norm against the file and numpy."""
 
 from pathlib import Path
 

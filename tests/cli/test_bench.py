@@ -136,7 +136,10 @@ class TestWhatArrives:
     def test_every_flag(self, bmoe: Terminal, measured: list[tuple[Path, Plan]]) -> None:
         flags = "--n-expert-used 3 --stock "
         flags += "--tokens 5 --repeat 2 -t 3 -c 600 --ubatch 64 --moe-stream --cache-mb 300 --io-threads 8 --no-odirect"
-        assert bmoe(*BENCH, *flags.split(), "--prefetch", "off", "--no-repack", "--drop-caches") == 0
+        assert (
+            bmoe(*BENCH, *flags.split(), "--prefetch", "off", "--dense-weights", "anon", "--no-repack", "--drop-caches")
+            == 0
+        )
         assert measured[0][1] == Plan(
             lengths=(5,),
             repeat=2,
@@ -145,7 +148,7 @@ class TestWhatArrives:
             n_ubatch=64,
             n_expert_used=3,
             stock=True,
-            streaming=Streaming(cache_bytes=300 * MIB, io_threads=8, direct=False, prefetch="off"),
+            streaming=Streaming(cache_bytes=300 * MIB, io_threads=8, direct=False, prefetch="off", dense="anon"),
             repack=False,
             drop_caches=True,
         )
