@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from types import TracebackType
 
@@ -17,10 +18,11 @@ from bmoe.decide.perplexity import OnScored, Perplexity, PerplexityRequest, Perp
 from bmoe.generate import GenerateRequest, GenerateResult, Generator, Step
 from bmoe.generate.types import check_whole
 from bmoe.options import lettered
+from bmoe.probe import Probe
 from bmoe.route_trace import RouteTrace
 from bmoe_native import Engine
 from bmoe_native.errors import ArgumentError, BusyError, ClosedError, EngineError, ForkedError
-from bmoe_native.types import Info, Streaming
+from bmoe_native.types import Info, Routing, Streaming
 
 PREFIX_CACHE_MODES = ("auto", "on", "off")
 MAX_BYTES = 2**63 - 1
@@ -40,6 +42,7 @@ class Session:
         prefix_cache: str = "auto",
         system: str | None = None,
         route_trace: RouteTrace | None = None,
+        probe: Probe | None = None,
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
         check_prefix_cache(prefix_cache)
@@ -47,6 +50,7 @@ class Session:
         self._pid = os.getpid()
         self._system = system
         self._route_trace = route_trace
+        self._probe = probe
         self._serving = threading.Lock()
         self._cancelling = threading.Lock()
         self._running = False
@@ -76,6 +80,7 @@ class Session:
         repack: bool = True,
         n_expert_used: int = 0,
         route_trace: RouteTrace | None = None,
+        probe: Probe | None = None,
         cache: Path | None = None,
         on_fetch: models.Progress | None = None,
         on_load: Callable[[float], None] | None = None,
@@ -87,7 +92,8 @@ class Session:
         With streaming, routed experts stay in the file: docs/streaming.md. repack False computes with weights as they
         lie in the file, which other kernels do, so that last bits differ; streamed experts always are. n_expert_used
         above 0 takes so many experts per token in place of the file's number, which makes it another model. What
-        tokens are routed to is written to route_trace, which stays the caller's to close.
+        tokens are routed to is written to route_trace, which stays the caller's to close. probe is told how each
+        decision came about: docs/probe.md.
 
         Raises: Refused, FetchError, EngineError.
         """
@@ -105,9 +111,12 @@ class Session:
             on_log=on_log,
             log_level=log_level,
             on_progress=on_load,
-            on_routing=route_trace.routed if route_trace else None,
+            on_routing=_all_of([watcher.routed for watcher in (route_trace, probe) if watcher is not None]),
+            on_layer=probe.layer_ended if probe is not None else None,
         )
-        return cls(engine, decide=decide, prefix_cache=prefix_cache, system=system, route_trace=route_trace)
+        return cls(
+            engine, decide=decide, prefix_cache=prefix_cache, system=system, route_trace=route_trace, probe=probe
+        )
 
     def decide(
         self,
@@ -140,7 +149,8 @@ class Session:
         if request.system is None and self._system is not None and request.template:
             request = replace(request, system=self._system)
         with self._request():
-            return self._decider.decide(request)
+            decide = partial(self._decider.decide, request)
+            return decide() if self._probe is None else self._probe.observe(self._engine, decide)
 
     def generate(self, request: GenerateRequest, on_step: Callable[[Step], None] | None = None) -> GenerateResult:
         """Answer one turn of a conversation; on_step is called with each token. The kept prefix state is let go.
@@ -260,6 +270,8 @@ class Session:
                 self._running = True
             if self._route_trace is not None:
                 self._route_trace.began()
+            if self._probe is not None:
+                self._probe.began()
             try:
                 yield
             except (ArgumentError, BusyError):
@@ -284,3 +296,13 @@ def check_prefix_cache(mode: str) -> None:
     """Raises: Refused, for what is no mode."""
     if mode not in PREFIX_CACHE_MODES:
         raise Refused(f"prefix_cache must be one of {', '.join(PREFIX_CACHE_MODES)}, not {mode!r}")
+
+
+def _all_of(hooks: list[Callable[[Routing], None]]) -> Callable[[Routing], None] | None:
+    """One hook that calls each; none for none, which is what costs nothing."""
+
+    def call(routing: Routing) -> None:
+        for hook in hooks:
+            hook(routing)
+
+    return call if len(hooks) > 1 else hooks[0] if hooks else None

@@ -9,7 +9,7 @@ import typer
 
 from bmoe import BadLogits, FetchError, Refused
 from bmoe.batch import BatchError
-from bmoe.cli import bench, chat, decide, generate, info, models, perplexity, session
+from bmoe.cli import bench, chat, decide, generate, info, models, perplexity, probe, session
 from bmoe.cli.shell import Shell
 from bmoe.cli.streams import StdoutError
 from bmoe.cli.texts import flags_with_value
@@ -33,6 +33,9 @@ app.command("generate", cls=generate.Generate, help=generate.HELP, short_help="L
 app.command("chat", help=chat.HELP, short_help="Talk with a model.")(chat.chat)
 app.command("perplexity", help=perplexity.HELP, short_help="How well does a model foretell a text?")(
     perplexity.perplexity
+)
+app.command("probe", cls=decide.Decide, help=probe.HELP, short_help="How did a decision come about, layer by layer?")(
+    probe.probe
 )
 app.command("info")(info.info)
 app.command("bench", help=bench.HELP, short_help="What does a decision cost, beside what it must?")(bench.bench)

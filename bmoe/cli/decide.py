@@ -22,6 +22,7 @@ from bmoe.cli.experts import (
 )
 from bmoe.cli.opening import (
     CtxFlag,
+    DecideProbeFlag,
     JsonFlag,
     ModelFlag,
     OpenFlags,
@@ -75,7 +76,7 @@ class Decide(TyperCommand):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Given:
+class Given:
     """What was asked on the command line, not checked yet."""
 
     question: str | None
@@ -159,13 +160,14 @@ def decide(
     no_repack: NoRepackFlag = False,
     n_expert_used: NExpertUsedFlag = 0,
     route_trace: RouteTraceFlag = None,
+    decide_probe: DecideProbeFlag = None,
     as_json: JsonFlag = False,
     verbose: VerboseFlag = False,
 ) -> None:
     shell: Shell = ctx.obj
     if no_template and (template is not None or system is not None):
         raise Refused("--no-template leaves nothing for --template or --system to act on")
-    given = _Given(
+    given = Given(
         question=question,
         options=option or [],
         prefix=prefix,
@@ -192,7 +194,7 @@ def decide(
     run_batch(shell, batch_flags, flags, as_json)
 
 
-def _decide_one(shell: Shell, given: _Given, flags: OpenFlags, as_json: bool) -> None:
+def _decide_one(shell: Shell, given: Given, flags: OpenFlags, as_json: bool) -> None:
     given.check()
     whole = given.whole() if given.is_whole else None  # before the model, which may take a long fetch
     path = model_path(shell, flags.model)

@@ -23,6 +23,7 @@ from bmoe.cli.shell import Shell
 from bmoe.cli.texts import file_text
 from bmoe.decide import Refused
 from bmoe.models import NamedModel
+from bmoe.probe import Probe, ProbeFile
 from bmoe.route_trace import RouteTrace
 
 LOG_INFO, LOG_WARN = 2, 3
@@ -44,6 +45,9 @@ TemplateFlag = Annotated[
     str | None, typer.Option("--template", metavar="FILE", help="Jinja chat template, not the model's.")
 ]
 VerboseFlag = Annotated[bool, typer.Option("--verbose", help="The engine's log on stderr.")]
+DecideProbeFlag = Annotated[
+    Path | None, typer.Option("--decide-probe", metavar="FILE", help="Append a line of JSON per decision: its layers.")
+]
 JsonFlag = Annotated[bool, typer.Option("--json", help="One JSON object on stdout.")]
 
 
@@ -61,13 +65,14 @@ class OpenFlags:
     experts: ExpertFlags = field(default_factory=ExpertFlags)
     n_expert_used: int = 0
     route_trace: RouteTrace | None = None
+    probe: Probe | None = None
     verbose: bool = False
 
 
 def open_flags(ctx: typer.Context, **others: Any) -> OpenFlags:
     """What was typed of the flags that most commands declare, by the names of their parameters; `others` as they are.
 
-    A trace is opened here, before a model that may take a long fetch, and closed when the command ends.
+    Traces are opened here, before a model that may take a long fetch, and closed when the command ends.
 
     Raises: Refused.
     """
@@ -77,6 +82,7 @@ def open_flags(ctx: typer.Context, **others: Any) -> OpenFlags:
     template = typed.get("template")
     chat_template = None if template is None else file_text("--template", template)
     trace = typed["route_trace"]
+    probe = typed.get("decide_probe")
     return OpenFlags(
         model=typed["model"],
         threads=typed["threads"],
@@ -86,6 +92,7 @@ def open_flags(ctx: typer.Context, **others: Any) -> OpenFlags:
         chat_template=chat_template,
         n_expert_used=typed["n_expert_used"],
         route_trace=None if trace is None else ctx.with_resource(RouteTrace(trace, note=shell.note)),
+        probe=None if probe is None else Probe(ctx.with_resource(ProbeFile(probe, note=shell.note)).write),
         verbose=typed["verbose"],
         **others,
     )
@@ -155,6 +162,7 @@ def opened(shell: Shell, path: Path, flags: OpenFlags, *, command: str = "bmoe",
         repack=flags.experts.repack,
         n_expert_used=flags.n_expert_used,
         route_trace=flags.route_trace,
+        probe=flags.probe,
         on_log=log,
         log_level=LOG_INFO if flags.verbose else LOG_WARN,
         **others,

@@ -12,12 +12,12 @@ Starts `bmoe session` for hosts written for the original's command line. A flag'
   -m, --decide, --decide-prefix-cache, -t, -c, --ubatch, --system, --template,
   --moe-stream, --cache-mb, --io-threads, --no-odirect, --prefetch,
   --dense-weights, --no-repack, --n-expert-used, --csv, --route-trace,
-  --progress, --verbose
+  --decide-probe, --progress, --verbose
                                     as in bmoe session --help
   --session                         needed: there is no other mode
   --chatml                          the model's own chat template is rendered, with this flag and without
   --prefill-min-tokens              accepted, and without effect: there is no prefill device
-  --decide-probe, --prefill-device  refused: what they ask for does not exist here
+  --prefill-device                  refused: prefill runs on the CPU
 """
 _OURS_WITH_VALUE = {
     "-m": "-m",
@@ -37,6 +37,7 @@ _OURS_WITH_VALUE = {
     "--dense-weights": "--dense-weights",
     "--n-expert-used": "--n-expert-used",
     "--route-trace": "--route-trace",
+    "--decide-probe": "--decide-probe",
 }
 _OURS = {"--decide", "--moe-stream", "--no-odirect", "--no-repack", "--progress", "--verbose"}
 _UNUSED = {
@@ -44,7 +45,6 @@ _UNUSED = {
     "--prefill-min-tokens": "has no effect: there is no prefill device",
 }
 _REFUSED = {
-    "--decide-probe": "the probe does not exist here",
     "--prefill-device": "prefill runs on the CPU",
 }
 _WITH_VALUE = {*_OURS_WITH_VALUE, *_REFUSED, "--prefill-min-tokens"}

@@ -28,6 +28,7 @@ from bmoe.cli.experts import (
 from bmoe.cli.narrator import Narrator
 from bmoe.cli.opening import (
     CtxFlag,
+    DecideProbeFlag,
     ModelFlag,
     OpenFlags,
     SystemFlag,
@@ -44,6 +45,7 @@ from bmoe.cli.shell import Shell
 from bmoe.cli.texts import text_or_file
 from bmoe.decide import DecideRequest, DecideResult
 from bmoe.generate import GenerateRequest, GenerateResult, Step
+from bmoe.probe import Probe
 from bmoe.route_trace import RouteTrace
 from bmoe.serve import End, Outlet, Server, Unheard, Watcher
 from bmoe.trace import CsvTrace
@@ -114,6 +116,7 @@ def session(
     n_expert_used: NExpertUsedFlag = 0,
     csv: Annotated[Path | None, typer.Option(metavar="FILE", help="Append a row per token and decision.")] = None,
     route_trace: RouteTraceFlag = None,
+    decide_probe: DecideProbeFlag = None,
     progress: Annotated[bool, typer.Option("--progress", help="What is served, on stderr.")] = False,
     verbose: VerboseFlag = False,
 ) -> None:
@@ -130,6 +133,8 @@ def session(
             flags = SessionFlags(opening=opening, decide=decide, csv=csv, progress=progress)
         if prefix_cache is not None and not decide:
             ctx.obj.note("bmoe session: --decide-prefix-cache does nothing without --decide")
+        if decide_probe is not None and not decide:
+            ctx.obj.note("bmoe session: --decide-probe does nothing without --decide")
         if opening.experts.without_effect:
             ctx.obj.note(f"bmoe session: {opening.experts.without_effect}")
         code = run(ctx.obj, flags, outlet, signals)
@@ -177,22 +182,23 @@ def _watchers(shell: Shell, flags: SessionFlags, stack: contextlib.ExitStack) ->
     """Raises: Refused."""
     if flags.csv:
         yield stack.enter_context(CsvTrace(flags.csv, note=shell.note))
-    if flags.opening.route_trace is not None:
-        yield _Numbering(flags.opening.route_trace)
+    if flags.opening.route_trace is not None or flags.opening.probe is not None:
+        yield _Numbering(flags.opening.route_trace, flags.opening.probe)
     if flags.progress:
         yield Narrator(shell.note)
 
 
 class _Numbering:
-    """Numbers requests in --route-trace as --csv does, where those that are never computed have a number, too."""
+    """Numbers requests in traces as --csv does, where those that are never computed have a number, too."""
 
-    def __init__(self, trace: RouteTrace) -> None:
-        self._trace = trace
+    def __init__(self, *traces: RouteTrace | Probe | None) -> None:
+        self._traces = [trace for trace in traces if trace is not None]
         self._seq = 0
 
     def began(self, request_id: str, request: DecideRequest | GenerateRequest) -> None:
         self._seq += 1
-        self._trace.next_seq = self._seq
+        for trace in self._traces:
+            trace.next_seq = self._seq
 
     def stepped(self, request_id: str, step: Step) -> None: ...
     def decided(self, request_id: str, result: DecideResult) -> None: ...

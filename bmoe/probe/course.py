@@ -26,6 +26,7 @@ class Agreement:
 
     n_decisions: int
     n_agree: tuple[int, ...]  # by layer
+    n_constant: int  # at how many one that always took the same place among the choices would agree, at most
 
 
 def course(record: Record) -> Course | None:
@@ -65,7 +66,11 @@ def agreement(courses: Sequence[Course]) -> Agreement | None:
         return None
     answers = np.array([course.answers for course in courses])
     agree = (answers == answers[:, -1:]).sum(axis=0)
-    return Agreement(n_decisions=len(courses), n_agree=tuple(agree.tolist()))
+    return Agreement(
+        n_decisions=len(courses),
+        n_agree=tuple(agree.tolist()),
+        n_constant=int(np.unique(answers[:, -1], return_counts=True)[1].max()),
+    )
 
 
 def _margins(logits: Float64Array, best: int) -> Float64Array:

@@ -40,7 +40,9 @@ class Replay:
             # An LRU cache holds an expert if it holds all that was asked for since, and it: the depth is their size.
             self._depths.append(np.cumsum(self._mib[self._order])[again])
             is_asked[self._order] = False
-            self._order = np.concatenate([np.flatnonzero(is_asked), self._order[again][::-1], self._order[~again]])
+            self._order = np.concatenate(
+                [np.flatnonzero(is_asked)[::-1], self._order[again][::-1], self._order[~again]]
+            )
 
     def rates(self, fractions: Sequence[float]) -> HitRates | None:
         """For caches of these fractions of all experts; None where nothing was asked for."""

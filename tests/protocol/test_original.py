@@ -65,7 +65,7 @@ def test_a_model_without_experts_is_not_streamed(model: Path) -> None:
         ("--session", "-m MODEL is missing"),
         ("-m x.gguf --session --prefill-device npu", "--prefill-device cannot be had"),
         ("-m x.gguf --session --prefill-device=npu", "--prefill-device cannot be had"),
-        ("-m x.gguf --session --decide-probe f", "--decide-probe cannot be had"),
+        ("-m x.gguf --session --decide-probe /nowhere/p", "--decide-probe: cannot write /nowhere/p"),
         ("-m x.gguf --session --n-expert-used few", "--n-expert-used"),
         ("-m x.gguf --session --route-trace /nowhere/t.csv", "--route-trace: cannot write /nowhere/t.csv"),
         ("-m x.gguf --session --moe-stream --dense-weights ram", "--dense-weights must be one of mmap, anon"),
