@@ -95,7 +95,9 @@ class _Shown:
         if self.as_json:
             self.decisions.append(_decision(record, options) | (asdict(came) if came else {}))
             return
-        view = probe_view.strip(record, came, f"{number}", options, ascii_only=self.ascii_only)
+        view = probe_view.strip(
+            record, came, f"{number}", options, ascii_only=self.ascii_only, width=self.shell.out.width
+        )
         self.shell.out.print(view)
         if in_detail and came is not None:
             self.shell.out.print(probe_view.by_layer(record, came, options, ascii_only=self.ascii_only))
@@ -157,7 +159,7 @@ def probe(
         Path | None, typer.Option("--from", metavar="FILE", help="Show what was recorded; opens no model.")
     ] = None,
     record: Annotated[Path | None, typer.Option(metavar="FILE", help="Append a line of JSON per decision.")] = None,
-    png: Annotated[Path | None, typer.Option(metavar="DIR", help="Draw pictures; needs bmoe[plots].")] = None,
+    png: Annotated[Path | None, typer.Option(metavar="DIR", help="Draw pictures; needs matplotlib.")] = None,
     svg: Annotated[Path | None, typer.Option(metavar="DIR", help="The same as SVG.")] = None,
     model: ModelFlag = None,
     threads: ThreadsFlag = 0,

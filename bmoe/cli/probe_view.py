@@ -9,14 +9,16 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from bmoe.cli.render import bar, percent, printable
+from bmoe.cli.render import WIDTH, bar, percent, printable
 from bmoe.probe import Record
 from bmoe.probe.course import NO_ANSWER, Agreement, Course
 from bmoe.probe.hits import HitRates
 from bmoe.probe.routing import HOTTEST, LayerUse
 from bmoe.probe.summary import Summary
 
-STRIP_CELLS = 64  # layers in a line
+STRIP_CELLS = 64  # layers in a line of WIDTH; fewer in a narrower one
+NARROWEST_STRIP = 10
+LABEL_CELLS = 9  # before it
 MOST_ROWS = 32  # of a table by layer, where there is one for all decisions
 NAME_CELLS = 40
 _SYMBOLS = ascii_letters.upper()[:26] + ascii_letters[:26] + digits
@@ -25,7 +27,13 @@ _ASCII_HEIGHTS = "12345678"
 
 
 def strip(
-    record: Record, came: Course | None, name: str, options: Sequence[str] | None = None, *, ascii_only: bool = False
+    record: Record,
+    came: Course | None,
+    name: str,
+    options: Sequence[str] | None = None,
+    *,
+    ascii_only: bool = False,
+    width: int = WIDTH,
 ) -> RenderableType:
     """One decision: its answer, and a character per layer for the answer there, its share, and the margin."""
     symbols = _symbols(record.choices)
@@ -42,8 +50,9 @@ def strip(
     shares = [_height(share, heights) for share in came.shares]
     margins = ["." if margin < 0 else _height(margin / most, heights) for margin in came.margins]
     lines = [Text(legend, "dim")] if legend else []
-    for begin in range(0, len(answers), STRIP_CELLS):
-        part = slice(begin, begin + STRIP_CELLS)
+    cells = max(NARROWEST_STRIP, min(STRIP_CELLS, width - LABEL_CELLS))
+    for begin in range(0, len(answers), cells):
+        part = slice(begin, begin + cells)
         stays = max(0, came.stays_from - begin)
         row = Text("".join(answers[part]))
         row.stylize("bold green", stays)

@@ -31,7 +31,7 @@ def check() -> None:
     try:
         import matplotlib.figure  # noqa: F401
     except ImportError as error:
-        raise Refused("pictures need matplotlib: pip install 'bmoe[plots]'") from error
+        raise Refused("pictures need matplotlib, the extra [plots]: pip install matplotlib") from error
 
 
 class Album:
@@ -93,7 +93,7 @@ def lens_figure(record: Record, labels: Sequence[str]) -> "Figure":
         label.set_fontweight("bold" if index == record.best else "normal")
     _layers(axes, n_layer)
     axes.set_ylabel("choice; bold: the decision")
-    axes.set_title(f"Dot: a layer's answer. It stays from layer {came.stays_from}", fontsize=10)
+    axes.set_title(f"Dots: the layers' answers. The decision stays from layer {came.stays_from}", fontsize=10)
     figure.colorbar(image, ax=axes, label="share of the choices")
     return figure
 

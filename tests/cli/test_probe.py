@@ -143,13 +143,13 @@ class TestMany:
 
 
 class TestView:
-    def text(self, *records: Any, options: Any = None, ascii_only: bool = False) -> str:
+    def text(self, *records: Any, options: Any = None, ascii_only: bool = False, width: int = 80) -> str:
         from rich.console import Console
 
-        console = Console(width=80, highlight=False)
+        console = Console(width=width, highlight=False)
         with console.capture() as captured:
             for one in records:
-                console.print(strip(one, course(one), "1", options, ascii_only=ascii_only))
+                console.print(strip(one, course(one), "1", options, ascii_only=ascii_only, width=width))
         return captured.get()
 
     def test_a_strip(self) -> None:
@@ -170,6 +170,10 @@ class TestView:
         assert rulers[1].index("70") == 9 + 70 - 64
         assert [len(line) - 9 for line in lines if line.startswith("  share")] == [64, 30]
         assert max(map(len, lines)) <= 80
+
+    def test_a_narrow_terminal_has_fewer_in_a_line(self) -> None:
+        lines = self.text(random_record(n_layer=30), width=35).splitlines()
+        assert [len(line) - 9 for line in lines if line.startswith("  answer")] == [26, 4]
 
     def test_many_choices_have_a_letter_each_and_a_legend(self) -> None:
         made = random_record(n_choices=70, choices=tuple(f"choice {index}" for index in range(70)), best=69)
