@@ -57,7 +57,7 @@ class TestLens:
         """Q4_1, Q6_K and Q8_0, two of them tied to the embeddings."""
         assert named_models
         for path in named_models:
-            (record,), _ = probed(path, n_ctx=512, n_threads=2, repack=True)
+            (record,), _ = probed(path, {**ASK, "template": False}, n_ctx=512, n_threads=2, repack=True)
             assert record.lens is not None, record.lens_why
             assert np.ptp(record.lens[-1] - record.logp) < 1e-3
             assert np.ptp(record.lens[2] - record.logp) > 0.1
