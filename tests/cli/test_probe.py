@@ -120,6 +120,13 @@ class TestMany:
         assert "bmoe probe: line 4: choices[0] 'a' and choices[1] 'a' both begin" in seen.err
         assert len(seen.json()["decisions"]) == 3
 
+    def test_nothing_is_restored_unless_asked_for(self, probe: Callable[..., Real], tmp_path: Path) -> None:
+        fields = {"prefix": "a prefix that two requests share", "choices": ["a", "b"]}
+        (tmp_path / "r.jsonl").write_text("".join(json.dumps({**fields, "suffix": end}) + "\n" for end in ("x", "y")))
+        for flags, reuses in (((), False), (("--prefix-cache", "on"), True)):
+            value = probe("--batch", str(tmp_path / "r.jsonl"), "--json", *flags).json()
+            assert [one["n_reused"] > 0 for one in value["decisions"]] == [False, reuses]
+
     def test_pictures(self, probe: Callable[..., Real], tmp_path: Path) -> None:
         seen = probe("--batch", batch(tmp_path), "--png", str(tmp_path / "a"), "--svg", str(tmp_path / "b"))
         names = ["agreement", "experts", "hits", "lens-1", "lens-2", "lens-3"]
