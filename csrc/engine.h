@@ -107,7 +107,9 @@ class Engine {
     static bool on_node(ggml_tensor *node, bool ask, void *engine);
     bool wants(const ggml_tensor *node);
     bool computed(const ggml_tensor *node);
-    void check_readable(const ggml_tensor *node);
+    bool meets_experts(const ggml_tensor *node);
+    bool is_streamed(const ggml_tensor *weights) const;
+    bool after_product(const ggml_tensor *node) const;
     bool routed(int32_t layer, const ggml_tensor *topk);
     void weighted(int32_t layer, const ggml_tensor *node);
     // streaming.cpp

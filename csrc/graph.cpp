@@ -11,6 +11,7 @@ namespace {
 // What llama.cpp calls the nodes that are listened to; a number of the layer follows.
 constexpr const char *ROUTED = "ffn_moe_topk-";        // experts, int32 [n_used, n_tokens]
 constexpr const char *WEIGHTED = "ffn_moe_weighted-";  // outputs (or inputs) of experts times the routers' weights
+constexpr const char *EXPERTS_END = "ffn_moe_out-";    // the sum of what a token's experts made
 constexpr const char *LAYER_END = "l_out-";            // float32 [n_embd, n_tokens]
 constexpr const char *LOGITS = "result_output";        // float32 [n_vocab, n_outputs]
 
@@ -48,8 +49,9 @@ bool Engine::on_node(ggml_tensor *node, bool ask, void *self) {
 }
 
 bool Engine::wants(const ggml_tensor *node) {
-    if (experts_) check_readable(node);
+    if (experts_ && meets_experts(node)) return true;
     if (number_after(ROUTED, node) >= 0) return experts_ || router_hook_;
+    if (experts_ && experts_->is_short_of_room() && number_after(EXPERTS_END, node) >= 0) return true;
     if (router_hook_ && number_after(WEIGHTED, node) >= 0) return true;
     if (!layer_hook_ || n_outputs_ == 0) return false;
     if (!head_.is_found() && strcmp(node->name, LOGITS) == 0) head_.find(node);
@@ -57,17 +59,38 @@ bool Engine::wants(const ggml_tensor *node) {
 }
 
 // Streamed weights are there only when their layer's router was seen. What reads them otherwise would read zeros.
-void Engine::check_readable(const ggml_tensor *node) {
-    if (is_view(node)) return;
+// Returns true for what follows the first products with them, where what those can give back is needed.
+bool Engine::meets_experts(const ggml_tensor *node) {
+    if (is_view(node)) return false;
+    bool uses = false;
     for (const ggml_tensor *source : node->src) {
         if (!source) continue;
         const ggml_tensor *weights = source->view_src ? source->view_src : source;
-        if (!weights->buffer || ggml_backend_buffer_get_type(weights->buffer) != expert_buffers_->get()) continue;
-        if (node->op == GGML_OP_MUL_MAT_ID && experts_->is_current(layer_of(weights->name))) continue;
-        fail(BMOE_E_UNSUPPORTED,
-             "the experts of this model (%s) cannot be streamed: %s reads %s before it is known which are needed",
-             info_.arch, node->name, weights->name);
+        if (!is_streamed(weights)) continue;
+        uses = true;
+        if (node->op == GGML_OP_MUL_MAT_ID && experts_->is_readable(layer_of(weights->name), weights->name))
+            experts_->use(weights->name);
+        else
+            fail(BMOE_E_UNSUPPORTED,
+                 "the experts of this model (%s) cannot be streamed: %s reads %s before it is known which are needed",
+                 info_.arch, node->name, weights->name);
     }
+    return !uses && experts_->is_short_of_room() && after_product(node);
+}
+
+bool Engine::is_streamed(const ggml_tensor *weights) const {
+    return weights->buffer && ggml_backend_buffer_get_type(weights->buffer) == expert_buffers_->get();
+}
+
+// An activation: it takes a product with experts, as it is or with a bias added.
+bool Engine::after_product(const ggml_tensor *node) const {
+    if (node->op != GGML_OP_UNARY && node->op != GGML_OP_GLU) return false;
+    const ggml_tensor *source = node->src[0];
+    for (int depth = 0; source && depth < 6; ++depth) {
+        if (source->op == GGML_OP_MUL_MAT_ID) return is_streamed(source->src[0]);
+        source = source->src[0];
+    }
+    return false;
 }
 
 // Returns false where the graph need not go on.
@@ -79,6 +102,8 @@ bool Engine::computed(const ggml_tensor *node) {
         weighted(layer, node);
         return true;
     }
+    if (experts_ && after_product(node)) experts_->release_used();
+    if (experts_ && number_after(EXPERTS_END, node) >= 0) experts_->release_layer();
     layer = number_after(LAYER_END, node);
     if (layer >= 0 && node->type == GGML_TYPE_F32 && node->ne[1] > 0)
         layer_hook_(layer, row_of<float>(node, node->ne[1] - 1, node->nb[1]), static_cast<int32_t>(node->ne[0]),

@@ -74,6 +74,7 @@ void ExpertStore::add(ggml_tensor *tensor, int32_t layer_number, int32_t file, u
     if (layer->experts.size() != static_cast<size_t>(tensor->ne[2]))
         fail(BMOE_E_MODEL, "%s has %d experts, other tensors of its layer %zu", tensor->name,
              static_cast<int>(tensor->ne[2]), layer->experts.size());
+    if (layer->tensors.size() == 32) fail(BMOE_E_MODEL, "layer %d has more than 32 tensors of experts", layer_number);
     layer->expert_bytes += static_cast<int64_t>(mine.slice_bytes);
     layer->tensors.push_back(std::move(mine));
 }
@@ -98,8 +99,32 @@ ExpertStore::Layer *ExpertStore::layer_of(int32_t number) {
     return const_cast<Layer *>(static_cast<const ExpertStore *>(this)->layer_of(number));
 }
 
-bool ExpertStore::is_current(int32_t layer) const {
-    return current_ >= 0 && layers_[static_cast<size_t>(current_)].number == layer;
+bool ExpertStore::is_readable(int32_t layer_number, const char *weights) const {
+    if (current_ < 0 || layers_[static_cast<size_t>(current_)].number != layer_number) return false;
+    const std::vector<Tensor> &tensors = layers_[static_cast<size_t>(current_)].tensors;
+    return std::any_of(tensors.begin(), tensors.end(),
+                       [&](const Tensor &t) { return t.name == weights && !t.released; });
+}
+
+void ExpertStore::use(const char *weights) {
+    for (Tensor &tensor : layers_[static_cast<size_t>(current_)].tensors) tensor.used |= tensor.name == weights;
+}
+
+void ExpertStore::release_used() {
+    if (current_ < 0) return;
+    {
+        const Stopwatch watch(counters_.mgmt_s);
+        Layer &layer = layers_[static_cast<size_t>(current_)];
+        const std::vector<int32_t> ids = superfluous(layer);
+        for (size_t i = 0; i < layer.tensors.size(); ++i) {
+            Tensor &tensor = layer.tensors[i];
+            if (!tensor.used || tensor.released) continue;
+            tensor.released = true;
+            for (const int32_t id : ids) give_back(layer, i, static_cast<size_t>(id));
+        }
+    }
+    take(reader_.collect(false));
+    read_postponed();
 }
 
 bmoe_residency ExpertStore::residency(int32_t layer_number, int32_t id) const {
@@ -107,6 +132,17 @@ bmoe_residency ExpertStore::residency(int32_t layer_number, int32_t id) const {
     if (!layer || id < 0 || static_cast<size_t>(id) >= layer->experts.size()) return BMOE_ABSENT;
     const Expert &expert = layer->experts[static_cast<size_t>(id)];
     return expert.where == Where::absent ? BMOE_ABSENT : expert.ahead ? BMOE_AHEAD : BMOE_RESIDENT;
+}
+
+void ExpertStore::release_layer() {
+    if (current_ < 0) return;
+    {
+        const Stopwatch watch(counters_.mgmt_s);
+        trim(layers_[static_cast<size_t>(current_)]);
+        current_ = -1;
+    }
+    take(reader_.collect(false));
+    read_postponed();
 }
 
 int64_t ExpertStore::layer_bytes() const {
@@ -141,6 +177,7 @@ void ExpertStore::begin_graph() {
     failure_.clear();
     n_guessed_ = n_right_ = 0;
     has_router_ = false;
+    postponed_.clear();
     if (!layers_.empty() && options_.remember) ahead_of(0, layers_[0].likely);
 }
 
@@ -154,8 +191,22 @@ void ExpertStore::ahead_of(size_t index, const std::vector<int32_t> &guess) {
         if (static_cast<size_t>(id) < layer.experts.size() &&
             layer.experts[static_cast<size_t>(id)].where == Where::absent)
             ids.push_back(id);
+    postponed_ = std::move(ids);
+    ahead_index_ = index;
+    read_postponed();
+}
+
+// As much as there is room for beside what stays and what is being computed with.
+void ExpertStore::read_postponed() {
+    if (postponed_.empty()) return;
+    Layer &layer = layers_[ahead_index_];
+    const int64_t room = options_.budget_bytes + options_.budget_bytes / 16 + layer_bytes() * 6 / 10;
+    const int64_t n_fit = std::max<int64_t>(room - resident_bytes_ - reading_bytes_, 0) / layer.expert_bytes;
+    const auto n_now = static_cast<std::ptrdiff_t>(std::min<size_t>(static_cast<size_t>(n_fit), postponed_.size()));
+    std::vector<int32_t> ids(postponed_.begin(), postponed_.begin() + n_now);
+    postponed_.erase(postponed_.begin(), postponed_.begin() + n_now);
     for (const int32_t id : ids) layer.experts[static_cast<size_t>(id)].ahead = true;
-    counters_.bytes_ahead += layer.expert_bytes * static_cast<int64_t>(ids.size());
+    counters_.bytes_ahead += layer.expert_bytes * n_now;
     read(layer, std::move(ids), false);
 }
 
@@ -191,8 +242,13 @@ void ExpertStore::ask(int32_t layer_number, const std::vector<int32_t> &given) {
         const Stopwatch watch(counters_.mgmt_s);
         std::sort(ids.begin(), ids.end());
         ids.erase(std::unique(ids.begin(), ids.end()), ids.end());
+        postponed_.clear();
         judge_guesses(*layer, ids);
         take(reader_.collect(false));
+        // Asked for twice in one graph, what was released is read again.
+        for (size_t id = 0; id < layer->experts.size(); ++id)
+            if (layer->experts[id].released) give_back(*layer, static_cast<int32_t>(id));
+        for (Tensor &tensor : layer->tensors) tensor.used = tensor.released = false;
         const auto index = static_cast<int32_t>(layer - layers_.data());
         for (const int32_t id : ids) {
             if (id < 0 || static_cast<size_t>(id) >= layer->experts.size())
@@ -264,6 +320,7 @@ void ExpertStore::read(Layer &layer, std::vector<int32_t> ids, bool urgent) {
         Expert &expert = layer.experts[static_cast<size_t>(id)];
         expert.where = Where::reading;
         expert.whole = true;
+        reading_bytes_ += layer.expert_bytes;
         for (const Tensor &tensor : layer.tensors) {
             for (size_t at = 0; at < tensor.slice_bytes; at += MAX_REQUEST) {
                 const size_t begin = static_cast<size_t>(id) * tensor.slice_bytes + at;
@@ -291,6 +348,7 @@ void ExpertStore::take(const std::vector<Reader::Done> &done) {
         if (expert.n_jobs > 0) continue;
         expert.where = Where::resident;
         resident_bytes_ += layer->expert_bytes;
+        reading_bytes_ -= layer->expert_bytes;
         if (!expert.whole) give_back(*layer, job.tag);
     }
 }
@@ -315,42 +373,56 @@ bool ExpertStore::wait(const std::function<bool()> &is_unwanted) {
     return true;
 }
 
-// A layer has been computed: keep the experts that prompts asked for most, and give the others back.
-void ExpertStore::trim(Layer &layer) {
-    std::vector<int32_t> resident;
+// Those in memory that do not stay when their layer has been computed: the ones that prompts asked for least.
+std::vector<int32_t> ExpertStore::superfluous(const Layer &layer) const {
+    std::vector<int32_t> resident, partial;
     for (size_t id = 0; id < layer.experts.size(); ++id) {
-        if (layer.experts[id].where == Where::resident) resident.push_back(static_cast<int32_t>(id));
+        if (layer.experts[id].where != Where::resident) continue;
+        (layer.experts[id].released ? partial : resident).push_back(static_cast<int32_t>(id));
     }
-    const size_t keep = layer.quota;
-    if (resident.size() <= keep) return;
+    if (resident.size() <= layer.quota) return partial;
     std::sort(resident.begin(), resident.end(), [&](int32_t a, int32_t b) {
         const Expert &x = layer.experts[static_cast<size_t>(a)], &y = layer.experts[static_cast<size_t>(b)];
         return x.score != y.score ? x.score > y.score : x.used_at != y.used_at ? x.used_at > y.used_at : a < b;
     });
-    for (size_t i = keep; i < resident.size(); ++i) give_back(layer, resident[i]);
+    partial.insert(partial.end(), resident.begin() + static_cast<std::ptrdiff_t>(layer.quota), resident.end());
+    return partial;
+}
+
+void ExpertStore::trim(Layer &layer) {
+    for (const int32_t id : superfluous(layer)) give_back(layer, id);
+    for (Tensor &tensor : layer.tensors) tensor.used = tensor.released = false;
 }
 
 // Whole pages of the slice, and those at its ends that hold nothing of an expert that stays: slices may be far smaller
 // than a page.
+void ExpertStore::give_back(Layer &layer, size_t tensor_index, size_t index) {
+    const uint32_t bit = uint32_t{1} << tensor_index;
+    if (layer.experts[index].released & bit) return;
+    const auto stays = [&](size_t other) {
+        return layer.experts[other].where != Where::absent && !(layer.experts[other].released & bit);
+    };
+    const Tensor &tensor = layer.tensors[tensor_index];
+    const auto begin = reinterpret_cast<uintptr_t>(tensor.base + index * tensor.slice_bytes);
+    const uintptr_t end = begin + tensor.slice_bytes;
+    uintptr_t first = page_down(begin), last = page_up(end);
+    for (size_t i = index; i > 0 && begin - (index - i) * tensor.slice_bytes > page_down(begin); --i)
+        if (stays(i - 1)) first = page_up(begin);
+    for (size_t i = index + 1; i < layer.experts.size() && end + (i - index - 1) * tensor.slice_bytes < page_up(end);
+         ++i)
+        if (stays(i)) last = page_down(end);
+    if (first < last) madvise(reinterpret_cast<void *>(first), last - first, MADV_DONTNEED);
+    layer.experts[index].released |= bit;
+    resident_bytes_ -= static_cast<int64_t>(tensor.slice_bytes);
+}
+
 void ExpertStore::give_back(Layer &layer, int32_t id) {
-    const auto index = static_cast<size_t>(id);
-    const auto stays = [&](size_t other) { return layer.experts[other].where != Where::absent; };
-    for (const Tensor &tensor : layer.tensors) {
-        const auto begin = reinterpret_cast<uintptr_t>(tensor.base + index * tensor.slice_bytes);
-        const uintptr_t end = begin + tensor.slice_bytes;
-        uintptr_t first = page_down(begin), last = page_up(end);
-        for (size_t i = index; i > 0 && begin - (index - i) * tensor.slice_bytes > page_down(begin); --i)
-            if (stays(i - 1)) first = page_up(begin);
-        for (size_t i = index + 1;
-             i < layer.experts.size() && end + (i - index - 1) * tensor.slice_bytes < page_up(end); ++i)
-            if (stays(i)) last = page_down(end);
-        if (first < last) madvise(reinterpret_cast<void *>(first), last - first, MADV_DONTNEED);
-    }
-    Expert &expert = layer.experts[index];
+    Expert &expert = layer.experts[static_cast<size_t>(id)];
+    for (size_t i = 0; i < layer.tensors.size(); ++i) give_back(layer, i, static_cast<size_t>(id));
     if (expert.ahead) counters_.bytes_wasted += layer.expert_bytes;
     expert.ahead = false;
+    expert.released = 0;
     expert.where = Where::absent;
-    resident_bytes_ -= layer.expert_bytes;
 }
 
 void ExpertStore::end_graph() {

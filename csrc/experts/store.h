@@ -53,8 +53,18 @@ class ExpertStore {
     void begin_graph();
     // Begin to have the experts of a layer in memory. ids may repeat.
     void ask(int32_t layer, const std::vector<int32_t> &ids);
-    // Whether the layer was the last to be asked for in this graph.
-    bool is_current(int32_t layer) const;
+    // Whether the weights of a layer's experts are there, those of all that were asked for: false where the layer is not the
+    // one that was asked for last, or release_used() has given them back.
+    bool is_readable(int32_t layer, const char *weights) const;
+    // The graph comes to read these weights of the layer that was asked for last.
+    void use(const char *weights);
+    // What use() was called for has been computed with, and nothing of the graph reads it again: what of it does not stay
+    // is given back, and makes room to read ahead.
+    void release_used();
+    // Nothing of the graph reads the experts that were asked for last.
+    void release_layer();
+    // Whether guesses wait for room.
+    bool is_short_of_room() const { return !postponed_.empty(); }
     // Where an expert of a layer is now.
     bmoe_residency residency(int32_t layer, int32_t id) const;
     // Read ahead, behind what was asked for, what the layer after it is likely to ask for; where guess is empty, what it
@@ -85,15 +95,18 @@ class ExpertStore {
         uint8_t *base;  // of expert 0
         void *range;
         size_t range_bytes;
+        bool used = false;      // by the graph that is running, like what follows
+        bool released = false;  // but for experts that stay
     };
     enum class Where : uint8_t { absent, reading, resident };
     struct Expert {
         Where where = Where::absent;
-        bool ahead = false;    // read or being read before it was asked for
-        bool whole = true;     // no read of it was dropped
-        uint16_t n_jobs = 0;   // of its reads that are not done
-        uint32_t score = 0;    // how much graphs asked for it, the last ones counting most
-        uint64_t used_at = 0;  // graph that asked for it last
+        bool ahead = false;     // read or being read before it was asked for
+        bool whole = true;      // no read of it was dropped
+        uint32_t released = 0;  // of its layer's tensors, one bit each, those it was given back of
+        uint16_t n_jobs = 0;    // of its reads that are not done
+        uint32_t score = 0;     // how much graphs asked for it, the last ones counting most
+        uint64_t used_at = 0;   // graph that asked for it last
     };
     struct Layer {
         int32_t number = -1;
@@ -111,11 +124,14 @@ class ExpertStore {
     void read(Layer &layer, std::vector<int32_t> ids, bool urgent);
     void take(const std::vector<Reader::Done> &done);
     void ahead_of(size_t index, const std::vector<int32_t> &guess);
+    void read_postponed();
     void count_uses(Layer &layer, const std::vector<int32_t> &ids, const std::vector<int32_t> &given);
     void judge_guesses(Layer &layer, const std::vector<int32_t> &ids);
     void drop(const std::vector<ReadJob> &jobs);
+    std::vector<int32_t> superfluous(const Layer &layer) const;
     void trim(Layer &layer);
     void give_back(Layer &layer, int32_t id);
+    void give_back(Layer &layer, size_t tensor_index, size_t index);
 
     StoreOptions options_;
     Reader reader_;
@@ -123,12 +139,15 @@ class ExpertStore {
     std::vector<int32_t> index_of_;  // layer number → index, -1
     int64_t total_bytes_ = 0;
     int64_t resident_bytes_ = 0;
-    size_t n_reading_ = 0;
-    int32_t current_ = -1;        // index of the layer that is being computed
-    std::vector<int32_t> asked_;  // of it
-    bool has_router_ = false;     // this graph's guesses come from routers
-    size_t n_guessed_ = 0;        // experts of this graph that were read ahead and whose router has run by now
-    size_t n_right_ = 0;          // of them, those it asked for
+    int64_t reading_bytes_ = 0;       // of experts that are being read
+    size_t n_reading_ = 0;            // jobs
+    int32_t current_ = -1;            // index of the layer that is being computed
+    std::vector<int32_t> asked_;      // of it
+    std::vector<int32_t> postponed_;  // guesses that there is no room for yet
+    size_t ahead_index_ = 0;          // of their layer
+    bool has_router_ = false;         // this graph's guesses come from routers
+    size_t n_guessed_ = 0;            // experts of this graph that were read ahead and whose router has run by now
+    size_t n_right_ = 0;              // of them, those it asked for
     uint64_t graph_ = 0;
     std::string failure_;
     StoreCounters counters_;

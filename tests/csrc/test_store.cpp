@@ -7,6 +7,7 @@
 #include <iostream>
 #include <sstream>
 #include <string>
+#include <tuple>
 
 #include "experts/store.h"
 #include "ggml.h"
@@ -26,11 +27,17 @@ int main(int argc, char **argv) {
     if (argc != 6) return 2;
     const int n_layers = atoi(argv[2]), n_experts = atoi(argv[3]);
     const int64_t slice = atoll(argv[4]), budget = atoll(argv[5]);
-    ggml_context *context = ggml_init({static_cast<size_t>(n_layers + 1) * ggml_tensor_overhead(), nullptr, true});
+    ggml_context *context = ggml_init({static_cast<size_t>(2 * n_layers + 1) * ggml_tensor_overhead(), nullptr, true});
     bmoe::ExpertStore store({argv[1]}, {budget, 2, false, false, false});
     for (int layer = 0; layer < n_layers; ++layer) {
-        ggml_tensor *tensor = ggml_new_tensor_3d(context, GGML_TYPE_I8, slice, 1, n_experts);
-        store.add(tensor, layer, 0, static_cast<uint64_t>(layer) * static_cast<uint64_t>(slice * n_experts));
+        // An expert's bytes are in two tensors, as gate and down are.
+        const int64_t first = slice / 3, at = layer * slice * n_experts;
+        for (const auto &[name, bytes, offset] :
+             {std::tuple{"first", first, at}, {"second", slice - first, at + first * n_experts}}) {
+            ggml_tensor *tensor = ggml_new_tensor_3d(context, GGML_TYPE_I8, bytes, 1, n_experts);
+            ggml_set_name(tensor, name);
+            store.add(tensor, layer, 0, static_cast<uint64_t>(offset));
+        }
     }
     store.finish();
     bool running = false;
@@ -48,6 +55,14 @@ int main(int argc, char **argv) {
         for (int32_t id = 0; words >> id;) ids.push_back(id);
         store.ask(layer, ids);
         store.wait([] { return false; });
+        // Giving back a part early, or all of it, changes nothing of what is kept and counted.
+        if (!store.is_readable(layer, "first")) return 3;
+        if (ids.size() % 3 > 0) {
+            store.use("first");
+            store.release_used();
+            if (store.is_readable(layer, "first") || !store.is_readable(layer, "second")) return 3;
+        }
+        if (ids.size() % 3 > 1) store.release_layer();
     }
     report(store);
     ggml_free(context);
