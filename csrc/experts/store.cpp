@@ -322,6 +322,9 @@ void ExpertStore::read(Layer &layer, std::vector<int32_t> ids, bool urgent) {
         expert.whole = true;
         reading_bytes_ += layer.expert_bytes;
         for (const Tensor &tensor : layer.tensors) {
+            const auto slice = reinterpret_cast<uintptr_t>(tensor.base + static_cast<size_t>(id) * tensor.slice_bytes);
+            const uintptr_t inner = page_up(slice), inner_end = page_down(slice + tensor.slice_bytes);
+            if (inner < inner_end) spares_.move_to(inner, inner_end - inner);
             for (size_t at = 0; at < tensor.slice_bytes; at += MAX_REQUEST) {
                 const size_t begin = static_cast<size_t>(id) * tensor.slice_bytes + at;
                 jobs.push_back({tensor.file, tensor.offset + begin, tensor.base + begin,
@@ -411,6 +414,12 @@ void ExpertStore::give_back(Layer &layer, size_t tensor_index, size_t index) {
     for (size_t i = index + 1; i < layer.experts.size() && end + (i - index - 1) * tensor.slice_bytes < page_up(end);
          ++i)
         if (stays(i)) last = page_down(end);
+    const uintptr_t inner = page_up(begin), inner_end = page_down(end);
+    if (inner < inner_end) {
+        spares_.put(inner, inner_end - inner);
+        if (first < inner) madvise(reinterpret_cast<void *>(first), inner - first, MADV_DONTNEED);
+        first = inner_end;
+    }
     if (first < last) madvise(reinterpret_cast<void *>(first), last - first, MADV_DONTNEED);
     layer.experts[index].released |= bit;
     resident_bytes_ -= static_cast<int64_t>(tensor.slice_bytes);
@@ -438,6 +447,7 @@ void ExpertStore::end_graph() {
         }
         trim(layer);
     }
+    spares_.drop();
     current_ = -1;
 }
 
@@ -445,6 +455,7 @@ void ExpertStore::set_budget(int64_t bytes) {
     options_.budget_bytes = bytes;
     share_budget();
     for (Layer &layer : layers_) trim(layer);
+    spares_.drop();
 }
 
 StoreCounters ExpertStore::counters() {

@@ -9,6 +9,7 @@
 
 #include "bmoe.h"
 #include "experts/reader.h"
+#include "experts/spares.h"
 #include "ggml.h"
 
 namespace bmoe {
@@ -135,6 +136,7 @@ class ExpertStore {
 
     StoreOptions options_;
     Reader reader_;
+    SparePages spares_;
     std::vector<Layer> layers_;
     std::vector<int32_t> index_of_;  // layer number → index, -1
     int64_t total_bytes_ = 0;

@@ -4,6 +4,7 @@
 //   stdout: after each graph, hits, misses and bytes routed so far, bytes resident now
 #include <cstdio>
 #include <cstdlib>
+#include <cstring>
 #include <iostream>
 #include <sstream>
 #include <string>
@@ -21,6 +22,21 @@ void report(bmoe::ExpertStore &store) {
            static_cast<long long>(now.bytes_routed), static_cast<long long>(store.resident_bytes()));
 }
 
+// Whether the slices of these experts are what lies in the file.
+bool is_true(const std::vector<ggml_tensor *> &tensors, const std::vector<int64_t> &offsets, FILE *file,
+             const std::vector<int32_t> &ids) {
+    for (size_t i = 0; i < tensors.size(); ++i) {
+        std::vector<char> wanted(tensors[i]->nb[2]);
+        for (const int32_t id : ids) {
+            const auto at = static_cast<int64_t>(wanted.size()) * id;
+            if (fseek(file, static_cast<long>(offsets[i] + at), SEEK_SET) != 0) return false;
+            if (fread(wanted.data(), 1, wanted.size(), file) != wanted.size()) return false;
+            if (memcmp(wanted.data(), static_cast<char *>(tensors[i]->data) + at, wanted.size()) != 0) return false;
+        }
+    }
+    return true;
+}
+
 }  // namespace
 
 int main(int argc, char **argv) {
@@ -29,6 +45,9 @@ int main(int argc, char **argv) {
     const int64_t slice = atoll(argv[4]), budget = atoll(argv[5]);
     ggml_context *context = ggml_init({static_cast<size_t>(2 * n_layers + 1) * ggml_tensor_overhead(), nullptr, true});
     bmoe::ExpertStore store({argv[1]}, {budget, 2, false, false, false});
+    std::vector<std::vector<ggml_tensor *>> tensors(static_cast<size_t>(n_layers));
+    std::vector<std::vector<int64_t>> offsets(static_cast<size_t>(n_layers));
+    FILE *file = fopen(argv[1], "rb");
     for (int layer = 0; layer < n_layers; ++layer) {
         // An expert's bytes are in two tensors, as gate and down are.
         const int64_t first = slice / 3, at = layer * slice * n_experts;
@@ -37,6 +56,8 @@ int main(int argc, char **argv) {
             ggml_tensor *tensor = ggml_new_tensor_3d(context, GGML_TYPE_I8, bytes, 1, n_experts);
             ggml_set_name(tensor, name);
             store.add(tensor, layer, 0, static_cast<uint64_t>(offset));
+            tensors[static_cast<size_t>(layer)].push_back(tensor);
+            offsets[static_cast<size_t>(layer)].push_back(offset);
         }
     }
     store.finish();
@@ -55,6 +76,7 @@ int main(int argc, char **argv) {
         for (int32_t id = 0; words >> id;) ids.push_back(id);
         store.ask(layer, ids);
         store.wait([] { return false; });
+        if (!is_true(tensors[static_cast<size_t>(layer)], offsets[static_cast<size_t>(layer)], file, ids)) return 4;
         // Giving back a part early, or all of it, changes nothing of what is kept and counted.
         if (!store.is_readable(layer, "first")) return 3;
         if (ids.size() % 3 > 0) {
@@ -65,6 +87,20 @@ int main(int argc, char **argv) {
         if (ids.size() % 3 > 1) store.release_layer();
     }
     report(store);
+    // What was given back in a graph and is asked for again in it.
+    std::vector<int32_t> all;
+    for (int32_t id = 0; id < n_experts; ++id) all.push_back(id);
+    store.begin_graph();
+    for (int32_t turn = 0; turn < 4 * n_layers; ++turn) {
+        const auto layer = static_cast<size_t>(turn / 4);
+        store.ask(static_cast<int32_t>(layer), all);
+        store.wait([] { return false; });
+        if (!is_true(tensors[layer], offsets[layer], file, all)) return 5;
+        turn % 2 == 0 ? store.release_layer() : (store.use("second"), store.release_used());
+        all.resize(all.size() > 2 ? all.size() - 1 : all.size());
+    }
+    store.end_graph();
     ggml_free(context);
+    fclose(file);
     return 0;
 }
