@@ -125,6 +125,7 @@ void ExpertStore::release_used() {
     }
     take(reader_.collect(false));
     read_postponed();
+    spares_.drop();
 }
 
 bmoe_residency ExpertStore::residency(int32_t layer_number, int32_t id) const {
@@ -143,6 +144,7 @@ void ExpertStore::release_layer() {
     }
     take(reader_.collect(false));
     read_postponed();
+    spares_.drop();
 }
 
 int64_t ExpertStore::layer_bytes() const {
@@ -357,6 +359,7 @@ void ExpertStore::take(const std::vector<Reader::Done> &done) {
 }
 
 bool ExpertStore::wait(const std::function<bool()> &is_unwanted) {
+    spares_.drop();  // what was to be read has taken of them what it could
     if (current_ < 0) return true;
     Layer &layer = layers_[static_cast<size_t>(current_)];
     const auto is_there = [&](int32_t id) { return layer.experts[static_cast<size_t>(id)].where == Where::resident; };

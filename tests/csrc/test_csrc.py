@@ -108,8 +108,10 @@ def test_pages_go_from_experts_given_back_to_those_that_are_read(programs: Path)
 
 @pytest.mark.parametrize(
     ("n_layers", "n_experts", "slice_bytes", "share", "seed"),
-    [(4, 16, 4096, 0.4, 1), (3, 64, 1000, 0.25, 2), (5, 8, 6000, 0.0, 3), (2, 32, 512, 1.0, 4), (6, 24, 4097, 0.02, 5)]
-    + [(3, 12, 30000, 0.3, 6), (4, 10, 70001, 0.0, 7)],
+    [
+        *[(4, 16, 4096, 0.4, 1), (3, 64, 1000, 0.25, 2), (5, 8, 6000, 0.0, 3), (2, 32, 512, 1.0, 4)],
+        *[(6, 24, 4097, 0.02, 5), (3, 12, 30000, 0.3, 6), (4, 10, 70001, 0.0, 7)],
+    ],
 )
 def test_the_store_does_what_its_model_does(
     programs: Path, tmp_path: Path, n_layers: int, n_experts: int, slice_bytes: int, share: float, seed: int
