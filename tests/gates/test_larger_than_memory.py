@@ -73,7 +73,7 @@ def test_a_model_larger_than_memory_answers_with_the_resident_bits(folder: Path)
 @pytest.mark.parametrize("dense", ["mmap", "anon"])
 @pytest.mark.parametrize("budget", [0, 32 * MIB, 128 * MIB])
 def test_anonymous_memory_stays_within_what_was_given(folder: Path, budget: int, dense: str) -> None:
-    """Dense weights, buffers, the budget; beside them the layer that is computed, and a part of the one that is read."""
+    """Dense weights, buffers, the budget; beside them the layer that is computed, and part of the one that is read."""
     with limited(8 << 30) as group:
         done = run_in(group, command(folder, str(budget), dense))
     assert done.returncode == 0, done.stderr
