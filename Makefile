@@ -44,7 +44,7 @@ types: .venv/ready-dev
 
 cxx: .venv/ready-dev
 	@cmake -S csrc -B build/dev $(if $(shell command -v ninja),-G Ninja) -DPython3_EXECUTABLE=$(CURDIR)/$(BIN)/python \
-		-DBMOE_WERROR=ON -DBMOE_BUILD_TESTS=ON >build/dev.log || { cat build/dev.log; exit 1; }
+		-DBMOE_WERROR=ON -DBMOE_BUILD_TESTS=ON -DBMOE_TEST_RPC=ON >build/dev.log || { cat build/dev.log; exit 1; }
 	@cmake --build build/dev --parallel >build/dev.log || { cat build/dev.log; exit 1; }
 
 sanitize-address: SANITIZERS := address,undefined

@@ -25,6 +25,8 @@ sys.path.insert(0, str(ROOT / "csrc" / "cmake"))
 import llama
 
 EXTRAS = {"run": "", "dev": "[dev]"}
+# Tests compute on a device that is a server on this machine, which what is given away does not take for one.
+OPTIONS = {"run": "OFF", "dev": "ON"}
 
 
 def healthy() -> bool:
@@ -72,7 +74,8 @@ def prepare(extras: str) -> None:
     if subprocess.run([PYTHON, ROOT / "csrc" / "cmake" / "llama.py"], stdout=subprocess.DEVNULL).returncode:
         raise SystemExit(1)
     # In an environment made anew each time, nothing compiled would be used again.
-    pip_install("bmoe and what it needs", "--no-build-isolation", "--editable", f".{EXTRAS[extras]}")
+    option = f"--config-settings=cmake.define.BMOE_TEST_RPC={OPTIONS[extras]}"
+    pip_install("bmoe and what it needs", "--no-build-isolation", option, "--editable", f".{EXTRAS[extras]}")
 
 
 def main(arguments: list[str]) -> int:
