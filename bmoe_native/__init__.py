@@ -1,7 +1,7 @@
 """libbmoe from Python: codes become exceptions, lifetimes are owned. Importing loads no library."""
 
 from bmoe_native._lib import build_info
-from bmoe_native.engine import Engine
+from bmoe_native.engine import Engine, devices
 from bmoe_native.errors import (
     ArgumentError,
     BusyError,
@@ -19,7 +19,7 @@ from bmoe_native.errors import (
     TooLongError,
     UnsupportedError,
 )
-from bmoe_native.types import Counters, Head, Info, PrefillResult, Prompt, Routing, Streaming
+from bmoe_native.types import Counters, Device, Head, Info, PrefillResult, Prompt, Routing, Streaming
 
 __all__ = [
     "ArgumentError",
@@ -27,6 +27,7 @@ __all__ = [
     "CancelledError",
     "ClosedError",
     "Counters",
+    "Device",
     "Engine",
     "EngineError",
     "EngineMemoryError",
@@ -46,4 +47,5 @@ __all__ = [
     "TooLongError",
     "UnsupportedError",
     "build_info",
+    "devices",
 ]

@@ -13,7 +13,18 @@ import numpy.typing as npt
 from bmoe_native import errors
 from bmoe_native._lib import ERROR_TEXT_BYTES, check, ffi, lib, raise_status
 from bmoe_native.hooks import Hooks
-from bmoe_native.types import Counters, Float32Array, Head, Info, PrefillResult, Prompt, Routing, Streaming
+from bmoe_native.types import (
+    DEVICE_TYPES,
+    Counters,
+    Device,
+    Float32Array,
+    Head,
+    Info,
+    PrefillResult,
+    Prompt,
+    Routing,
+    Streaming,
+)
 
 KV_TYPES = ("f16", "f32")
 THINK_CTLS = ("none", "switch", "closed", "free", "forced")
@@ -44,6 +55,26 @@ def _encoded(text: str | bytes, what: str) -> bytes:
         raise errors.ArgumentError(
             f"{what} is not valid Unicode: a lone surrogate {text[error.start]!r} at {error.start}"
         ) from error
+
+
+def devices() -> list[Device]:
+    """What this library can compute on, with the memory of each as it is now."""
+    f, c = ffi(), lib()
+    found = []
+    for index in range(c.bmoe_device_count()):
+        raw = f.new("bmoe_device *")
+        raw.size_bytes = f.sizeof("bmoe_device")
+        check(c.bmoe_get_device(index, raw), f.NULL)
+        found.append(
+            Device(
+                name=f.string(raw.name).decode("utf-8", "replace"),
+                description=f.string(raw.description).decode("utf-8", "replace"),
+                free_bytes=raw.free_bytes,
+                total_bytes=raw.total_bytes,
+                type=DEVICE_TYPES[raw.type],
+            )
+        )
+    return found
 
 
 class Engine:
@@ -78,6 +109,9 @@ class Engine:
         streaming: Streaming | None = None,
         repack: bool = True,
         n_expert_used: int = 0,
+        prefill_device: str = "",
+        prefill_min_tokens: int = 0,
+        prefill_loaders: int = 0,
         on_log: Callable[[int, str], None] | None = None,
         log_level: int = LOG_WARN,
         on_progress: Callable[[float], None] | None = None,
@@ -85,6 +119,9 @@ class Engine:
         on_layer: Callable[[int, Float32Array], None] | None = None,
     ) -> "Engine":
         """Open a GGUF model; 0 stands for the default documented in bmoe.h.
+
+        prefill_device names one of devices(), on which pieces of at least prefill_min_tokens are computed; one that
+        cannot be used leaves them on the CPU, and info.prefill_device_why tells why.
 
         on_routing is told what each layer's router chose, once for each graph. on_layer is told what a layer hands on
         for the last token of a prefill: its number, and float32 [n_embd].
@@ -104,6 +141,8 @@ class Engine:
             "n_threads": n_threads,
             "log_level": log_level,
             "n_expert_used": n_expert_used,
+            "prefill_min_tokens": prefill_min_tokens,
+            "prefill_loaders": prefill_loaders,
         }.items():
             try:
                 setattr(params, name, value)
@@ -122,6 +161,8 @@ class Engine:
             encoded = _encoded(chat_template, "the chat template")
             template = f.new("char[]", encoded)
             params.chat_template, params.chat_template_bytes = template, len(encoded)
+        device = f.new("char[]", _encoded(prefill_device, "prefill_device"))
+        params.prefill_device = device
         params.log, params.progress, params.poll = hooks.log, hooks.progress, hooks.poll
         params.router, params.layer = hooks.routing, hooks.layer
         handle, text = f.new("bmoe_engine **"), f.new("char[]", ERROR_TEXT_BYTES)
@@ -343,6 +384,12 @@ class Engine:
             io_s=spent.io_s,
             stall_s=spent.stall_s,
             mgmt_s=spent.mgmt_s,
+            dev_tokens=spent.dev_tokens,
+            dev_read_bytes=spent.dev_read_bytes,
+            dev_stall_s=spent.dev_stall_s,
+            dev_routed=spent.dev_routed,
+            dev_demand=spent.dev_demand,
+            dev_nodes=spent.dev_nodes,
         )
 
     def head(self) -> Head:

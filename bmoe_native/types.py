@@ -12,6 +12,7 @@ TOKEN_CONTROL = 2
 TOKEN_END = 32
 
 DEFAULT_IO_THREADS = 4  # what io_threads 0 stands for
+DEVICE_TYPES = ("cpu", "gpu", "igpu", "accel")  # bmoe_device_type of bmoe.h
 RESIDENCY = ("absent", "ahead", "resident")  # bmoe_residency of bmoe.h
 
 
@@ -61,6 +62,20 @@ class Info:
     reads_direct: bool = False  # past the page cache
     streamed_bytes: int = 0  # of experts_bytes
     cache_bytes: int = 0  # budget of experts kept in memory
+    prefill_device: str = ""  # that computes wide pieces; "": none does
+    prefill_device_why: str = ""  # why not the one that was asked for
+    prefill_device_bytes: int = 0  # of its memory that weights take
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Device:
+    """What the library can compute on. Units: bytes."""
+
+    name: str
+    description: str
+    free_bytes: int  # of its memory; 0 where it does not say
+    total_bytes: int
+    type: str  # of DEVICE_TYPES; a prefill device is a "gpu" or an "igpu"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -82,6 +97,12 @@ class Counters:
     stall_s: float
     mgmt_s: float
     resident_bytes: int
+    dev_tokens: int
+    dev_read_bytes: int
+    dev_stall_s: float
+    dev_routed: int
+    dev_demand: int
+    dev_nodes: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -102,6 +123,12 @@ class PrefillResult:
     io_s: float = 0.0
     stall_s: float = 0.0
     mgmt_s: float = 0.0
+    dev_tokens: int = 0  # computed on the prefill device, like what follows
+    dev_read_bytes: int = 0  # of streamed experts that went there
+    dev_stall_s: float = 0.0  # in which computing waited for weights
+    dev_routed: int = 0  # experts asked for, each layer's of each graph once
+    dev_demand: int = 0  # of those, not foreseen
+    dev_nodes: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)

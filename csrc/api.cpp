@@ -4,6 +4,7 @@
 #include <thread>
 
 #include "bmoe.h"
+#include "device/device.h"
 #include "engine.h"
 #include "error.h"
 #include "handles.h"
@@ -150,6 +151,8 @@ bmoe_open_params checked_params(const bmoe_open_params *given) {
     checked_range(params.dense, BMOE_DENSE_MMAP, BMOE_DENSE_ANON, "dense");
     checked_range(params.no_repack, 0, 1, "no_repack");
     checked_range(params.n_expert_used, 0, INT32_MAX, "n_expert_used");
+    checked_range(params.prefill_min_tokens, 0, 65536, "prefill_min_tokens");
+    checked_range(params.prefill_loaders, 0, 64, "prefill_loaders");
     if (params.cache_bytes < -1) {
         fail(BMOE_E_ARGUMENT, "cache_bytes is %lld: a number of bytes, or -1 for what is available",
              static_cast<long long>(params.cache_bytes));
@@ -242,6 +245,25 @@ void bmoe_open_params_init(bmoe_open_params *params) {
     params->size_bytes = sizeof *params;
     params->log_level = BMOE_LOG_WARN;
     params->cache_bytes = -1;
+}
+
+int32_t bmoe_device_count(void) {
+    int32_t n = 0;
+    guard(nullptr, [&] {
+        bmoe::install_log_router();
+        n = bmoe::device_count();
+    });
+    return n;
+}
+
+int32_t bmoe_get_device(int32_t index, bmoe_device *device) {
+    return guard(nullptr, [&] {
+        require(device, "device");
+        if (device->size_bytes != sizeof *device)
+            fail(BMOE_E_ARGUMENT, "device->size_bytes is %zu, expected %zu", device->size_bytes, sizeof *device);
+        bmoe::install_log_router();
+        bmoe::describe_device(index, *device);
+    });
 }
 
 int32_t bmoe_open(bmoe_engine **engine, const char *path, const bmoe_open_params *params, char *error,

@@ -18,14 +18,6 @@ namespace {
 constexpr int32_t DEFAULT_CTX = 4096;
 constexpr int32_t DEFAULT_UBATCH = 512;
 
-template <size_t N>
-void put_text(char (&field)[N], const std::string &text) {
-    const std::string shown = legible(text);
-    const size_t n = std::min(shown.size(), N - 1);
-    memcpy(field, shown.data(), n);
-    field[n] = '\0';
-}
-
 // Progress is reported to a hook that knows no llama.cpp type, and remembers that it said stop.
 struct Progress {
     bmoe_progress_fn hook;
@@ -59,6 +51,7 @@ Engine::Engine(const std::string &path, const bmoe_open_params &params)
     load_template(params);
     info_.n_threads = params.n_threads > 0 ? params.n_threads : os::usable_cpus();
     if (!params.inspect) create_context(params);
+    if (found_device_.device) attach_device(params);
     choose_budget(params);
     fill_info();
     counters_.size_bytes = sizeof counters_;
@@ -66,6 +59,9 @@ Engine::Engine(const std::string &path, const bmoe_open_params &params)
 
 Engine::~Engine() {
     LogScope scope(&log_);
+    // llama.cpp warns when its buffers have become other than for graphs on one side, and here they run on two.
+    if (device_) log_.level = BMOE_LOG_ERROR;
+    device_.reset();
     context_.reset();
     threads_.reset();
     model_.reset();
@@ -78,6 +74,7 @@ void Engine::load_model(const std::string &path, const bmoe_open_params &params)
     model.progress_callback_user_data = &progress;
     model.n_gpu_layers = 0;
     model.use_extra_bufts = !params.no_repack;
+    choose_device(model, params);
     llama_model_kv_override overrides[2]{};
     if (params.n_expert_used > 0) {
         override_experts_used(overrides[0], params.n_expert_used);
@@ -180,7 +177,12 @@ void Engine::create_context(const bmoe_open_params &params) {
     if (params.kv_type == BMOE_KV_F32) context.flash_attn_type = LLAMA_FLASH_ATTN_TYPE_DISABLED;
     context.abort_callback = should_stop;
     context.abort_callback_data = this;
-    if (experts_ || router_hook_ || layer_hook_) {
+    if (found_device_.device) {
+        // It computes what it is handed, and attention stays where its state is.
+        context.op_offload = false;
+        context.offload_kqv = true;
+    }
+    if (experts_ || router_hook_ || layer_hook_ || found_device_.device) {
         context.cb_eval = on_node;
         context.cb_eval_user_data = this;
     }
@@ -203,9 +205,9 @@ void Engine::create_context(const bmoe_open_params &params) {
 
 void Engine::fill_info() {
     info_.size_bytes = sizeof info_;
-    put_text(info_.arch, file_.arch);
-    put_text(info_.name, file_.name);
-    put_text(info_.quantization, llama_ftype_name(llama_model_ftype(model_.get())));
+    put_legible(info_.arch, file_.arch);
+    put_legible(info_.name, file_.name);
+    put_legible(info_.quantization, llama_ftype_name(llama_model_ftype(model_.get())));
     info_.n_params = static_cast<int64_t>(llama_model_n_params(model_.get()));
     info_.weights_bytes = file_.weights_bytes;
     info_.experts_bytes = file_.experts_bytes;
@@ -224,8 +226,8 @@ void Engine::fill_info() {
     info_.adds_bos = llama_vocab_get_add_bos(vocab()) && llama_vocab_bos(vocab()) != LLAMA_TOKEN_NULL;
     info_.think_ctl = template_ ? template_->think_ctl() : BMOE_THINK_NONE;
     if (template_ && !template_->reasoning_end().empty()) {
-        put_text(info_.think_start, template_->reasoning_start());
-        put_text(info_.think_end, template_->reasoning_end());
+        put_legible(info_.think_start, template_->reasoning_start());
+        put_legible(info_.think_end, template_->reasoning_end());
     }
 }
 

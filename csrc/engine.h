@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "bmoe.h"
+#include "device/prefill_device.h"
 #include "error.h"
 #include "experts/buffer.h"
 #include "experts/router.h"
@@ -106,6 +107,7 @@ class Engine {
     // graph.cpp
     static bool on_node(ggml_tensor *node, bool ask, void *engine);
     bool wants(const ggml_tensor *node);
+    bool listens(const ggml_tensor *node);
     bool computed(const ggml_tensor *node);
     bool meets_experts(const ggml_tensor *node);
     bool is_streamed(const ggml_tensor *weights) const;
@@ -120,6 +122,11 @@ class Engine {
     void choose_budget(const bmoe_open_params &params);
     void look_ahead(int32_t layer, const ggml_tensor *topk);
     void update_counters();
+    // offload.cpp
+    void choose_device(llama_model_params &model, const bmoe_open_params &params);
+    void attach_device(const bmoe_open_params &params);
+    void leave_device(const std::string &why);
+    int32_t compute_on_device(const llama_batch &batch);
 
     LogSink log_;
     ModelFile file_;
@@ -132,6 +139,9 @@ class Engine {
     std::unique_ptr<ggml_threadpool, FreeThreads> threads_;  // outlives the context that computes on it
     std::unique_ptr<llama_model, FreeModel> model_;
     std::unique_ptr<llama_context, FreeContext> context_;
+    FoundDevice found_device_;
+    ggml_backend_dev_t devices_[2]{};  // of the model, null-terminated
+    std::unique_ptr<PrefillDevice> device_;
     std::unique_ptr<SpecialTokens> specials_;
     std::unique_ptr<ChatTemplate> template_;
     std::unique_ptr<llama_sampler, FreeSampler> sampler_;
@@ -153,9 +163,10 @@ class Engine {
     std::atomic<bool> cancel_{false};
     int32_t position_ = 0;
     bool has_logits_ = false;
-    std::string broken_;     // why only close() is left
-    bool given_up_ = false;  // the graph that is running was cancelled while it waited for experts
-    int64_t n_outputs_ = 0;  // tokens of the graph that is running whose logits are wanted
+    std::string broken_;      // why only close() is left
+    bool given_up_ = false;   // the graph that is running was cancelled while it waited for weights
+    bool on_device_ = false;  // it runs on the prefill device
+    int64_t n_outputs_ = 0;   // tokens of the graph that is running whose logits are wanted
     double early_router_s_ = 0.0;
     Head head_;
     std::optional<Error> graph_failure_;  // of the graph that is running: what it needs cannot be had

@@ -21,4 +21,11 @@ struct Error : std::runtime_error {
 // Bytes as text that any terminal can show: control bytes and invalid UTF-8 become \xNN; one line.
 std::string legible(const std::string &bytes);
 
+// The same into a field, cut where it does not fit.
+template <size_t N>
+void put_legible(char (&field)[N], const std::string &bytes) {
+    const std::string text = legible(bytes);
+    field[text.copy(field, N - 1)] = '\0';
+}
+
 }  // namespace bmoe

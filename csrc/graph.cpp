@@ -3,34 +3,30 @@
 
 #include "engine.h"
 #include "error.h"
+#include "graph_names.h"
 
 namespace bmoe {
 
 namespace {
 
-// What llama.cpp calls the nodes that are listened to; a number of the layer follows.
-constexpr const char *ROUTED = "ffn_moe_topk-";        // experts, int32 [n_used, n_tokens]
-constexpr const char *WEIGHTED = "ffn_moe_weighted-";  // outputs (or inputs) of experts times the routers' weights
-constexpr const char *EXPERTS_END = "ffn_moe_out-";    // the sum of what a token's experts made
-constexpr const char *LAYER_END = "l_out-";            // float32 [n_embd, n_tokens]
-constexpr const char *LOGITS = "result_output";        // float32 [n_vocab, n_outputs]
+// The bytes of a node, on the host.
+class Bytes {
+  public:
+    explicit Bytes(const ggml_tensor *node) : at_(static_cast<const char *>(node->data)) {
+        if (!node->buffer || ggml_backend_buffer_is_host(node->buffer)) return;
+        copy_.resize(ggml_nbytes(node));
+        ggml_backend_tensor_get(node, copy_.data(), 0, copy_.size());
+        at_ = copy_.data();
+    }
+    template <class T>
+    const T *row(int64_t index, size_t stride) const {
+        return reinterpret_cast<const T *>(at_ + static_cast<size_t>(index) * stride);
+    }
 
-// The layer of a node that has this name, or -1.
-int32_t number_after(const char *name, const ggml_tensor *node) {
-    const size_t n = strlen(name);
-    return strncmp(node->name, name, n) == 0 ? atoi(node->name + n) : -1;
-}
-
-// Nodes that compute nothing.
-bool is_view(const ggml_tensor *node) {
-    return node->op == GGML_OP_NONE || node->op == GGML_OP_VIEW || node->op == GGML_OP_RESHAPE ||
-           node->op == GGML_OP_PERMUTE || node->op == GGML_OP_TRANSPOSE;
-}
-
-template <class T>
-const T *row_of(const ggml_tensor *matrix, int64_t row, size_t stride) {
-    return reinterpret_cast<const T *>(static_cast<const char *>(matrix->data) + static_cast<size_t>(row) * stride);
-}
+  private:
+    std::vector<char> copy_;
+    const char *at_;
+};
 
 }  // namespace
 
@@ -39,7 +35,9 @@ const T *row_of(const ggml_tensor *matrix, int64_t row, size_t stride) {
 bool Engine::on_node(ggml_tensor *node, bool ask, void *self) {
     auto *engine = static_cast<Engine *>(self);
     try {
-        return ask ? engine->wants(node) : !engine->graph_failure_ && engine->computed(node);
+        // Each part of the graph ends with its first node once what comes of it is of no use.
+        if (engine->graph_failure_ || engine->given_up_) return ask;
+        return ask ? engine->wants(node) : engine->computed(node);
     } catch (const Error &error) {
         engine->graph_failure_ = error;
     } catch (const std::exception &error) {
@@ -49,9 +47,15 @@ bool Engine::on_node(ggml_tensor *node, bool ask, void *self) {
 }
 
 bool Engine::wants(const ggml_tensor *node) {
-    if (experts_ && meets_experts(node)) return true;
-    if (number_after(ROUTED, node) >= 0) return experts_ || router_hook_;
-    if (experts_ && experts_->is_short_of_room() && number_after(EXPERTS_END, node) >= 0) return true;
+    if (!on_device_) return (experts_ && meets_experts(node)) || listens(node);
+    const std::optional<bool> pauses = device_->before(node, [this] { return should_stop(this); });
+    given_up_ = !pauses;
+    return given_up_ || *pauses || listens(node);
+}
+
+bool Engine::listens(const ggml_tensor *node) {
+    if (number_after(ROUTED, node) >= 0) return experts_ || router_hook_ || on_device_;
+    if (experts_ && !on_device_ && experts_->is_short_of_room() && number_after(EXPERTS_END, node) >= 0) return true;
     if (router_hook_ && number_after(WEIGHTED, node) >= 0) return true;
     if (!layer_hook_ || n_outputs_ == 0) return false;
     if (!head_.is_found() && strcmp(node->name, LOGITS) == 0) head_.find(node);
@@ -95,6 +99,12 @@ bool Engine::after_product(const ggml_tensor *node) const {
 
 // Returns false where the graph need not go on.
 bool Engine::computed(const ggml_tensor *node) {
+    if (on_device_) {
+        device_->after();
+        // Unlike the CPU, a device does not ask by itself.
+        given_up_ = should_stop(this);
+        if (given_up_) return false;
+    }
     int32_t layer = number_after(ROUTED, node);
     if (layer >= 0) return routed(layer, node);
     layer = number_after(WEIGHTED, node);
@@ -102,11 +112,13 @@ bool Engine::computed(const ggml_tensor *node) {
         weighted(layer, node);
         return true;
     }
-    if (experts_ && after_product(node)) experts_->release_used();
-    if (experts_ && number_after(EXPERTS_END, node) >= 0) experts_->release_layer();
+    if (experts_ && !on_device_) {
+        if (after_product(node)) experts_->release_used();
+        if (number_after(EXPERTS_END, node) >= 0) experts_->release_layer();
+    }
     layer = number_after(LAYER_END, node);
     if (layer >= 0 && node->type == GGML_TYPE_F32 && node->ne[1] > 0)
-        layer_hook_(layer, row_of<float>(node, node->ne[1] - 1, node->nb[1]), static_cast<int32_t>(node->ne[0]),
+        layer_hook_(layer, Bytes(node).row<float>(node->ne[1] - 1, node->nb[1]), static_cast<int32_t>(node->ne[0]),
                     layer_user_);
     return true;
 }
@@ -114,14 +126,22 @@ bool Engine::computed(const ggml_tensor *node) {
 bool Engine::routed(int32_t layer, const ggml_tensor *topk) {
     std::vector<int32_t> ids;
     ids.reserve(static_cast<size_t>(topk->ne[0] * topk->ne[1]));
+    const Bytes bytes(topk);
     for (int64_t token = 0; token < topk->ne[1]; ++token) {
-        const auto *row = row_of<int32_t>(topk, token, topk->nb[1]);
+        const auto *row = bytes.row<int32_t>(token, topk->nb[1]);
         ids.insert(ids.end(), row, row + topk->ne[0]);
     }
     if (router_hook_) {
         routed_ = {layer, topk->ne[0], topk->ne[1], ids, {}};
         if (experts_)
-            for (const int32_t id : ids) routed_.residency.push_back(experts_->residency(layer, id));
+            for (const int32_t id : ids)
+                routed_.residency.push_back(!on_device_                       ? experts_->residency(layer, id)
+                                            : device_->is_foreseen(layer, id) ? BMOE_AHEAD
+                                                                              : BMOE_ABSENT);
+    }
+    if (on_device_) {
+        given_up_ = !device_->routed(layer, ids, [this] { return should_stop(this); });
+        return !given_up_;
     }
     if (!experts_) return true;
     experts_->ask(layer, ids);
@@ -138,11 +158,12 @@ void Engine::weighted(int32_t layer, const ggml_tensor *node) {
         weights->ne[1] != routed_.n_used || weights->ne[2] != routed_.n_tokens)
         return;
     const size_t stride = weights->nb[1] / sizeof(float);
+    const Bytes bytes(weights);
     std::vector<float> values;
     values.reserve(routed_.experts.size());
     for (int64_t token = 0; token < routed_.n_tokens; ++token)
         for (int64_t slot = 0; slot < routed_.n_used; ++slot)
-            values.push_back(row_of<float>(weights, token, weights->nb[2])[static_cast<size_t>(slot) * stride]);
+            values.push_back(bytes.row<float>(token, weights->nb[2])[static_cast<size_t>(slot) * stride]);
     bmoe_routing routing{};
     routing.size_bytes = sizeof routing;
     routing.layer = layer;

@@ -39,6 +39,12 @@ static bmoe_counters difference(const bmoe_counters &now, const bmoe_counters &b
     spent.io_s -= before.io_s;
     spent.stall_s -= before.stall_s;
     spent.mgmt_s -= before.mgmt_s;
+    spent.dev_tokens -= before.dev_tokens;
+    spent.dev_read_bytes -= before.dev_read_bytes;
+    spent.dev_stall_s -= before.dev_stall_s;
+    spent.dev_routed -= before.dev_routed;
+    spent.dev_demand -= before.dev_demand;
+    spent.dev_nodes -= before.dev_nodes;
     return spent;
 }
 
@@ -57,9 +63,10 @@ void Engine::decode(llama_token *tokens, int32_t n_tokens, Rows rows) {
     given_up_ = false;
     routed_.layer = -1;
     n_outputs_ = rows == Rows::all ? n_tokens : rows == Rows::last ? 1 : 0;
-    if (experts_) experts_->begin_graph();
-    const int32_t status = llama_decode(context_.get(), batch);
-    if (experts_) experts_->end_graph();
+    on_device_ = device_ && device_->takes(n_tokens);
+    if (experts_ && !on_device_) experts_->begin_graph();
+    const int32_t status = on_device_ ? compute_on_device(batch) : llama_decode(context_.get(), batch);
+    if (experts_ && !on_device_) experts_->end_graph();
     if (graph_failure_) {
         const Error why = *graph_failure_;
         graph_failure_.reset();

@@ -173,6 +173,15 @@ void Engine::look_ahead(int32_t layer, const ggml_tensor *topk) {
 }
 
 void Engine::update_counters() {
+    if (device_) {
+        const DeviceCounters now = device_->counters();
+        counters_.dev_tokens = now.n_tokens;
+        counters_.dev_read_bytes = now.bytes_read;
+        counters_.dev_stall_s = now.stall_s;
+        counters_.dev_routed = now.n_routed;
+        counters_.dev_demand = now.n_demand;
+        counters_.dev_nodes = now.n_nodes;
+    }
     if (!experts_) return;
     const StoreCounters now = experts_->counters();
     counters_.read_bytes = now.bytes_read;

@@ -50,6 +50,10 @@ class Reader {
     // What is done since the last call. With wait, waits for something where there is something to wait for, 20 ms at most.
     std::vector<Done> collect(bool wait);
 
+    // One job on the calling thread, whichever lanes there are. Empty, or what went wrong; adds to n_read what was asked of
+    // the kernel.
+    std::string read(const ReadJob &job, uint64_t &n_read) const;
+
     bool is_direct() const { return direct_; }
     uint64_t bytes_read();  // asked of the kernel, blocks included
     double busy_s();        // seconds in which at least one lane was reading
@@ -68,7 +72,6 @@ class Reader {
     };
     void lane();
     void stop();
-    std::string read(const ReadJob &job, uint64_t &n_read) const;
     void close_files();
 
     std::vector<File> files_;

@@ -107,6 +107,8 @@ enum bmoe_residency {
     BMOE_RESIDENT = 2
 };
 
+enum bmoe_device_type { BMOE_DEVICE_CPU = 0, BMOE_DEVICE_GPU = 1, BMOE_DEVICE_IGPU = 2, BMOE_DEVICE_ACCEL = 3 };
+
 /* Most tokens of one bmoe_prefill_rows(). */
 enum bmoe_rows { BMOE_MAX_ROWS = 32 };
 
@@ -177,6 +179,11 @@ typedef struct bmoe_open_params {
     void *router_user;
     bmoe_layer_fn layer; /* may be NULL; never called where llama.cpp does not name what a layer hands on */
     void *layer_user;
+    const char *prefill_device; /* name of a bmoe_device that wide pieces of a prefill are computed on; copied; NULL or
+                                   empty: none. One that cannot be used leaves them on the CPU: info.prefill_device is
+                                   then empty, and a line of the log says why. With a device no_repack is 1 */
+    int32_t prefill_min_tokens; /* of a piece that is computed there, 1..65536; 0: 32 */
+    int32_t prefill_loaders;    /* threads that bring weights there, 1..64; 0: 2 */
 } bmoe_open_params;
 
 typedef struct bmoe_info {
@@ -208,9 +215,12 @@ typedef struct bmoe_info {
     char think_start[64]; /* what the model writes, or its prompt ends with, before reasoning; empty where unknown */
     char think_end[64];   /* and between reasoning and answer. Special tokens as text */
     int32_t is_streamed;
-    int32_t reads_direct;   /* past the page cache */
-    int64_t streamed_bytes; /* of experts_bytes; 0 where nothing streams */
-    int64_t cache_bytes;    /* budget of experts kept in memory, as opened */
+    int32_t reads_direct;         /* past the page cache */
+    int64_t streamed_bytes;       /* of experts_bytes; 0 where nothing streams */
+    int64_t cache_bytes;          /* budget of experts kept in memory, as opened */
+    char prefill_device[128];     /* its name; empty where there is none */
+    char prefill_device_why[256]; /* why not the one that was asked for */
+    int64_t prefill_device_bytes; /* of its memory that weights take: two layers */
 } bmoe_info;
 
 /* Totals since bmoe_open(); they never fall. */
@@ -231,6 +241,12 @@ typedef struct bmoe_counters {
     double stall_s;         /* in which computing waited for reads */
     double mgmt_s;          /* spent on choosing what to keep, and giving back the rest */
     int64_t resident_bytes; /* of streamed experts in memory now: the one figure here that falls */
+    int64_t dev_tokens;     /* of n_prefill_tokens, computed on the prefill device */
+    int64_t dev_read_bytes; /* asked of the kernel for streamed experts that went there; not in read_bytes */
+    double dev_stall_s;     /* in which computing waited for weights to be there */
+    int64_t dev_routed;     /* experts that its graphs asked for, each layer's of each graph once */
+    int64_t dev_demand;     /* of those, not foreseen: brought when a router had asked for them */
+    int64_t dev_nodes;      /* of graphs, computed there */
 } bmoe_counters;
 
 typedef struct bmoe_message {
@@ -262,6 +278,21 @@ BMOE_API const char *bmoe_build_info(void);
 
 /* Fill *params with the defaults. NULL is allowed and does nothing. */
 BMOE_API void bmoe_open_params_init(bmoe_open_params *params);
+
+/* What this library can compute on. A prefill device is a GPU or an IGPU. */
+typedef struct bmoe_device {
+    size_t size_bytes;
+    char name[128];
+    char description[256];
+    int64_t free_bytes; /* of its memory; 0 where it does not say, like total_bytes */
+    int64_t total_bytes;
+    int32_t type; /* bmoe_device_type */
+} bmoe_device;
+
+BMOE_API int32_t bmoe_device_count(void);
+/*   index     0..bmoe_device_count() - 1
+ *   returns   BMOE_OK or BMOE_E_ARGUMENT, whose reason is bmoe_last_error(NULL) */
+BMOE_API int32_t bmoe_get_device(int32_t index, bmoe_device *device);
 
 /* Open a GGUF model.
  *   engine    set to a handle that is never reused, or to NULL on an error

@@ -1,0 +1,80 @@
+#include "device/device.h"
+
+#include "error.h"
+#ifdef BMOE_TEST_RPC
+#include "device/test_rpc.h"
+#endif
+
+namespace bmoe {
+
+namespace {
+
+bmoe_device_type type_of(ggml_backend_dev_t device) {
+    switch (ggml_backend_dev_type(device)) {
+        case GGML_BACKEND_DEVICE_TYPE_CPU:
+            return BMOE_DEVICE_CPU;
+        case GGML_BACKEND_DEVICE_TYPE_GPU:
+            return BMOE_DEVICE_GPU;
+        case GGML_BACKEND_DEVICE_TYPE_IGPU:
+            return BMOE_DEVICE_IGPU;
+        default:
+            return BMOE_DEVICE_ACCEL;
+    }
+}
+
+std::string known_names() {
+    std::string names;
+    for (size_t i = 0; i < ggml_backend_dev_count(); ++i) {
+        ggml_backend_dev_t device = ggml_backend_dev_get(i);
+        if (type_of(device) != BMOE_DEVICE_CPU)
+            names += (names.empty() ? "" : ", ") + legible(ggml_backend_dev_name(device));
+    }
+    return names.empty() ? "none" : names;
+}
+
+}  // namespace
+
+FoundDevice find_device(const std::string &name) {
+    FoundDevice found;
+#ifdef BMOE_TEST_RPC
+    if (is_test_rpc(name))
+        found = find_test_rpc(name);
+    else
+#endif
+        found.device = ggml_backend_dev_by_name(name.c_str());
+    if (!found.why.empty()) return found;
+    if (!found.device) {
+        found.why = "there is no device " + legible(name) + " here (devices: " + known_names() + ")";
+        return found;
+    }
+    const bmoe_device_type type = type_of(found.device);
+    if (type != BMOE_DEVICE_GPU && type != BMOE_DEVICE_IGPU) {
+        found.why = legible(name) + " is no device with a memory of its own";
+        found.device = nullptr;
+        return found;
+    }
+    ggml_backend_t backend = ggml_backend_dev_init(found.device, nullptr);
+    if (!backend) {
+        found.why = "the device " + legible(name) + " does not open";
+        found.device = nullptr;
+    }
+    ggml_backend_free(backend);
+    return found;
+}
+
+int32_t device_count() { return static_cast<int32_t>(ggml_backend_dev_count()); }
+
+void describe_device(int32_t index, bmoe_device &out) {
+    if (index < 0 || index >= device_count())
+        fail(BMOE_E_ARGUMENT, "device %d is asked for, and there are %d", index, device_count());
+    ggml_backend_dev_t device = ggml_backend_dev_get(static_cast<size_t>(index));
+    put_legible(out.name, ggml_backend_dev_name(device));
+    put_legible(out.description, ggml_backend_dev_description(device));
+    size_t free_bytes = 0, total_bytes = 0;
+    ggml_backend_dev_memory(device, &free_bytes, &total_bytes);
+    out.free_bytes = static_cast<int64_t>(free_bytes);
+    out.total_bytes = static_cast<int64_t>(total_bytes);
+    out.type = type_of(device);
+}
+
+}  // namespace bmoe
