@@ -18,9 +18,7 @@ STREAMED = [name for name, family in tiny.FAMILIES.items() if family.metadata.ge
 
 
 def bits(path: Path, device: str = "", n_ubatch: int = 64, **options: Any) -> Iterator[Any]:
-    with Engine.open(
-        path, n_ubatch=n_ubatch, n_threads=1, repack=False, prefill_device=device, **options
-    ) as engine:
+    with Engine.open(path, n_ubatch=n_ubatch, n_threads=1, repack=False, prefill_device=device, **options) as engine:
         assert engine.info.prefill_device == device, engine.info.prefill_device_why
         for begin, end in PROMPTS:
             if begin == 0:
@@ -104,7 +102,12 @@ def test_hooks_see_on_the_device_what_they_see_on_the_cpu(paths: dict[str, Path]
             heard.append((layer, state.tolist()))
 
         with Engine.open(
-            paths["qwen3moe"], n_ubatch=64, repack=False, prefill_device=device, on_routing=on_routing, on_layer=on_layer
+            paths["qwen3moe"],
+            n_ubatch=64,
+            repack=False,
+            prefill_device=device,
+            on_routing=on_routing,
+            on_layer=on_layer,
         ) as engine:
             engine.prefill(TOKENS[:128])
         seen.append(heard)
