@@ -6,6 +6,7 @@
 #include <cstring>
 #include <thread>
 
+#include "device/state_memory.h"
 #include "error.h"
 #include "ggml-backend.h"
 #include "os/cpu.h"
@@ -178,16 +179,18 @@ void Engine::create_context(const bmoe_open_params &params) {
     context.abort_callback = should_stop;
     context.abort_callback_data = this;
     if (found_device_.device) {
-        // It computes what it is handed, and attention stays where its state is.
-        context.op_offload = false;
-        context.offload_kqv = true;
+        context.op_offload = false;  // it computes what it is handed
+        context.offload_kqv = true;  // and attention with it; the state is the CPU's all the same, like its layer
     }
     if (experts_ || router_hook_ || layer_hook_ || found_device_.device) {
         context.cb_eval = on_node;
         context.cb_eval_user_data = this;
     }
     log_.first_error.clear();
-    context_.reset(llama_init_from_model(model_.get(), context));
+    {
+        const StateMemory memory(found_device_);
+        context_.reset(llama_init_from_model(model_.get(), context));
+    }
     if (!context_) {
         const bool memory = log_.first_error.find("alloc") != std::string::npos;
         fail(memory ? BMOE_E_MEMORY : BMOE_E_MODEL, "llama.cpp cannot create a context of %d tokens: %s", info_.n_ctx,

@@ -12,12 +12,13 @@ namespace bmoe {
 
 // What tests do to a device: nothing, but where a build for tests was told to by the device's name.
 struct DeviceFaults {
-    int32_t slow_ms = 0;                 // each job of a loader takes this much longer
-    bool no_fill_wait = false;           // compute a layer whether or not its slot has been filled
-    bool early_refill = false;           // fill a slot again before its layer has been computed
-    bool skipped_point = false;          // lose sight of one node that reads weights
-    bool no_memory = false;              // slots cannot be allocated
-    ggml_type refuse = GGML_TYPE_COUNT;  // a type that the device is said not to compute with
+    int32_t slow_ms = 0;                                // each job of a loader takes this much longer
+    bool no_fill_wait = false;                          // compute a layer whether or not its slot has been filled
+    bool early_refill = false;                          // fill a slot again before its layer has been computed
+    bool skipped_point = false;                         // lose sight of one node that reads weights
+    bool no_memory = false;                             // slots cannot be allocated
+    ggml_backend_buffer_type_t state_memory = nullptr;  // of the host, said to be what the device copies from
+    ggml_type refuse = GGML_TYPE_COUNT;                 // a type that the device is said not to compute with
 };
 
 struct FoundDevice {

@@ -10,6 +10,7 @@
 #include <cstdlib>
 
 #include "error.h"
+#include "ggml-backend-impl.h"
 #include "ggml-rpc.h"
 
 namespace bmoe {
@@ -30,6 +31,16 @@ bool listens(int port) {
     return open;
 }
 
+// The CPU's own memory under another name.
+ggml_backend_buffer_type_t named_host_memory() {
+    static ggml_backend_buffer_type type = [] {
+        ggml_backend_buffer_type copy = *ggml_backend_cpu_buffer_type();
+        copy.iface.get_name = [](ggml_backend_buffer_type_t) { return "bmoe_state"; };
+        return copy;
+    }();
+    return &type;
+}
+
 void parse_fault(const std::string &text, DeviceFaults &faults) {
     const size_t equals = text.find('=');
     const std::string key = text.substr(0, equals);
@@ -39,6 +50,7 @@ void parse_fault(const std::string &text, DeviceFaults &faults) {
     if (key == "early_refill") faults.early_refill = true;
     if (key == "skipped_point") faults.skipped_point = true;
     if (key == "no_memory") faults.no_memory = true;
+    if (key == "state_memory") faults.state_memory = named_host_memory();
     for (int type = 0; key == "refuse" && type < GGML_TYPE_COUNT; ++type)
         if (ggml_type_name(static_cast<ggml_type>(type)) == value) faults.refuse = static_cast<ggml_type>(type);
 }

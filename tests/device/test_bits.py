@@ -59,6 +59,15 @@ def test_slow_loaders_change_nothing(family: str, paths: dict[str, Path], server
         assert_same(paths[family], server.name("slow=4"), streaming=Streaming(cache_bytes=0))
 
 
+@pytest.mark.parametrize("family", tiny.FAMILIES)
+def test_the_state_lies_in_memory_that_the_device_copies_from(family: str, paths: dict[str, Path], server: Server) -> None:
+    said: list[str] = []
+    options: dict[str, Any] = {"log_level": 2, "on_log": lambda _level, text: said.append(text)}
+    assert_same(paths[family], server.name("state_memory"), **options)
+    kept = [line for line in said if "KV buffer size" in line or "RS buffer size" in line]
+    assert kept and all("bmoe_state" in line for line in kept), kept
+
+
 @pytest.mark.parametrize("fault", ["no_fill_wait&slow=4", "early_refill"])
 @pytest.mark.parametrize("family", ["llama", "qwen3moe"])
 def test_without_a_wait_the_bits_are_others(family: str, fault: str, paths: dict[str, Path], server: Server) -> None:
