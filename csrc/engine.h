@@ -126,6 +126,7 @@ class Engine {
     void choose_device(llama_model_params &model, const bmoe_open_params &params);
     void attach_device(const bmoe_open_params &params);
     void leave_device(const std::string &why);
+    void find_head();
     int32_t compute_on_device(const llama_batch &batch);
 
     LogSink log_;

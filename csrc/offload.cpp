@@ -1,6 +1,10 @@
 // An engine whose wide pieces are computed on a device: how it comes to one, and how such a piece is computed.
+#include <cstring>
+
 #include "engine.h"
 #include "error.h"
+#include "ggml-impl.h"
+#include "graph_names.h"
 
 namespace bmoe {
 
@@ -39,6 +43,8 @@ void Engine::attach_device(const bmoe_open_params &params) {
     options.n_loaders = params.prefill_loaders > 0 ? params.prefill_loaders : DEFAULT_LOADERS;
     options.direct = !params.no_direct;
     const std::string name = legible(params.prefill_device);
+    // On the device the head is cut off from what it reads: here it is still whole.
+    if (layer_hook_) find_head();
     try {
         device_ = std::make_unique<PrefillDevice>(found_device_, context_.get(), model_.get(), file_, experts_.get(),
                                                   options);
@@ -50,6 +56,12 @@ void Engine::attach_device(const bmoe_open_params &params) {
     }
     put_legible(info_.prefill_device, name);
     info_.prefill_device_bytes = device_->n_bytes();
+}
+
+void Engine::find_head() {
+    const ggml_cgraph *graph = build_graph(context_.get(), false);
+    for (int32_t i = 0; i < graph->n_nodes; ++i)
+        if (strcmp(graph->nodes[i]->name, LOGITS) == 0) head_.find(graph->nodes[i]);
 }
 
 int32_t Engine::compute_on_device(const llama_batch &batch) {

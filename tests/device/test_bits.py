@@ -60,7 +60,7 @@ def test_slow_loaders_change_nothing(family: str, paths: dict[str, Path], server
 
 
 @pytest.mark.parametrize("family", tiny.FAMILIES)
-def test_the_state_lies_in_memory_that_the_device_copies_from(family: str, paths: dict[str, Path], server: Server) -> None:
+def test_the_state_lies_where_the_device_copies_from(family: str, paths: dict[str, Path], server: Server) -> None:
     said: list[str] = []
     options: dict[str, Any] = {"log_level": 2, "on_log": lambda _level, text: said.append(text)}
     assert_same(paths[family], server.name("state_memory"), **options)
@@ -119,5 +119,7 @@ def test_hooks_see_on_the_device_what_they_see_on_the_cpu(paths: dict[str, Path]
             on_layer=on_layer,
         ) as engine:
             engine.prefill(TOKENS[:128])
-        seen.append(heard)
+            head = engine.head()
+            rows = engine.head_logits(np.float32([state for *_, state in heard[-1:]]), TOKENS[:5])
+        seen.append([*heard, head.norm, head.epsilon, head.norm_weight.tolist(), rows.tolist()])
     assert seen[0] == seen[1] and len(seen[0]) > 6
