@@ -68,12 +68,27 @@ def test_every_function_of_the_header_that_takes_an_engine_is_in_the_table() -> 
         "bmoe_build_info",
         "bmoe_open_params_init",
         "bmoe_sampling_init",
+        "bmoe_device_count",
+        "bmoe_get_device",
         "bmoe_open",
         "bmoe_close",
         "bmoe_last_error",
     }
     short = {name.removeprefix("bmoe_").removeprefix("get_") for name in names - others}
     assert short == set(calls())
+
+
+def test_devices_that_are_not_there() -> None:
+    f, c = ffi(), lib()
+    device = f.new("bmoe_device *")
+    assert c.bmoe_get_device(0, device) == c.BMOE_E_ARGUMENT
+    assert "device->size_bytes is 0" in text_of(f.NULL)
+    device.size_bytes = f.sizeof("bmoe_device")
+    for index in (-1, c.bmoe_device_count()):
+        assert c.bmoe_get_device(index, device) == c.BMOE_E_ARGUMENT
+        assert f"device {index} is asked for" in text_of(f.NULL)
+    assert c.bmoe_get_device(0, f.NULL) == c.BMOE_E_ARGUMENT
+    assert c.bmoe_get_device(0, device) == 0
 
 
 @pytest.mark.parametrize("name", sorted(calls()))
