@@ -45,6 +45,7 @@ def test_it_holds_the_library_the_header_and_the_packages(wheel: Path) -> None:
     }
     assert {name.split("/")[0].partition("-")[0] for name in names} == {"bmoe", "bmoe_native"}
     assert not [name for name in names if name.endswith((".toml", ".a", ".o"))]
+    assert b"Remote RPC server" not in zipfile.ZipFile(wheel).read("bmoe_native/libbmoe.so")  # a device for tests
 
 
 @dataclass(frozen=True)
