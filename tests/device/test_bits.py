@@ -81,6 +81,7 @@ def test_a_missed_pacing_point_fails_the_decode(paths: dict[str, Path], server: 
             engine.prefill(TOKENS)
         with pytest.raises(EngineError, match="can only be closed"):
             engine.prefill(TOKENS[:3])
+    assert_same(paths["llama"], server.name())  # the next engine has the device whole
 
 
 def test_a_state_moves_between_the_device_and_the_cpu(paths: dict[str, Path], server: Server) -> None:
