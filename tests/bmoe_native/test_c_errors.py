@@ -35,7 +35,8 @@ def calls() -> dict[str, Callable[[Any], int]]:
     spans, logits = f.new("bmoe_span[]", 4), f.new("float[]", N_VOCAB)
     info, counters = f.new("bmoe_info *"), f.new("bmoe_counters *")
     info.size_bytes, counters.size_bytes = f.sizeof("bmoe_info"), f.sizeof("bmoe_counters")
-    state = f.new("char[]", 64)
+    state, head, norm = f.new("char[]", 64), f.new("bmoe_head *"), f.new("float[]", N_VOCAB)
+    head.size_bytes = f.sizeof("bmoe_head")
     keep = (role, content)
     return {
         "info": lambda e: c.bmoe_get_info(e, info),
@@ -51,6 +52,9 @@ def calls() -> dict[str, Callable[[Any], int]]:
         "set_cache": lambda e: c.bmoe_set_cache(e, 1),
         "position": lambda e: c.bmoe_position(e),
         "logits": lambda e: c.bmoe_logits(e, logits, N_VOCAB, size),
+        "head": lambda e: c.bmoe_get_head(e, head, logits, norm, N_VOCAB),
+        "head_rows": lambda e: c.bmoe_head_rows(e, tokens, 1, logits, N_VOCAB, norm),
+        "head_logits": lambda e: c.bmoe_head_logits(e, logits, 1, tokens, 1, norm),
         "cancel": lambda e: c.bmoe_cancel(e),
         "cancel_clear": lambda e: c.bmoe_cancel_clear(e),
         "state_size": lambda e: c.bmoe_state_size(e, size),
@@ -128,6 +132,9 @@ def test_outputs_that_are_null(handle: Any) -> None:
         "logits": c.bmoe_logits(handle, null, 5, size),
         "n_logits": c.bmoe_logits(handle, null, 0, f.NULL),
         "state_size": c.bmoe_state_size(handle, f.NULL),
+        "head": c.bmoe_get_head(handle, f.NULL, null, null, 0),
+        "rows": c.bmoe_head_rows(handle, token, 1, f.NULL, 9, null),
+        "head tokens": c.bmoe_head_logits(handle, null, 1, null, 1, null),
         "state_save": c.bmoe_state_save(handle, null, 5, size),
         "state_load": c.bmoe_state_load(handle, null, 5),
         "messages": c.bmoe_render(handle, null, 1, 0, 1, null, 0, size, null, 0, size),
@@ -144,7 +151,7 @@ def test_open_checks_its_arguments(tiny_path: Path) -> None:
     for field, value in [
         ("size_bytes", 3), ("n_ctx", -1), ("n_ctx", 2**31 - 1), ("n_ctx", 4097), ("n_ubatch", -1), ("n_ubatch", 65537),
         ("n_threads", -1), ("n_threads", 513), ("kv_type", 2), ("inspect", 2), ("log_level", 0), ("log_level", 5),
-        ("chat_template_bytes", 5),
+        ("chat_template_bytes", 5), ("stream", 2), ("prefetch", 4), ("prefetch", -1), ("dense", 2),
     ]:  # fmt: skip
         params, error = f.new("bmoe_open_params *"), f.new("char[]", 200)
         c.bmoe_open_params_init(params)
