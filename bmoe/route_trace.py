@@ -80,7 +80,7 @@ class RouteTrace:
         )
         # 9 digits read back as the same float32.
         line = f"{self._phase},{self._step},{routing.layer},%d,%d,%.9g,%s,%d,{self._seq},%d\n"
-        self._file.write("".join([line % row for row in cells]).encode("ascii"))
+        self._file.append("".join([line % row for row in cells]).encode("ascii"))
 
     def _enter(self, phase: str) -> None:
         self._phase, self._step, self._layer = phase, -1, _NONE_YET

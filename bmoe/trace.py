@@ -37,6 +37,12 @@ COLUMNS = (
     "best_logp",
     "outside_mass",
     "cancelled",
+    "dev_tokens",
+    "dev_read_mb",
+    "dev_stall_ms",
+    "dev_routed",
+    "dev_demand",
+    "dev_nodes",
 )
 _MB_IN_A_MIB = 2**20 / 1e6
 
@@ -113,7 +119,7 @@ class CsvTrace:
 
     def _add(self, request_id: str, **cells: object) -> None:
         values = {"seq": self._seq, "id": request_id, **cells}
-        self._file.write(row([values.get(column, "") for column in COLUMNS]))
+        self._file.append(row([values.get(column, "") for column in COLUMNS]))
 
 
 def _prefill(result: DecideResult | GenerateResult) -> dict[str, float]:
@@ -124,7 +130,16 @@ def _prefill(result: DecideResult | GenerateResult) -> dict[str, float]:
         mgmt_s=result.prefill_mgmt_s,
         stall_s=result.prefill_stall_s,
     )
-    return {**times, "read_mb": result.prefill_read_mib * _MB_IN_A_MIB}
+    return {
+        **times,
+        "read_mb": result.prefill_read_mib * _MB_IN_A_MIB,
+        "dev_tokens": result.prefill_dev_tokens,
+        "dev_read_mb": result.prefill_dev_read_mib * _MB_IN_A_MIB,
+        "dev_stall_ms": 1000 * result.prefill_dev_stall_s,
+        "dev_routed": result.prefill_dev_routed,
+        "dev_demand": result.prefill_dev_demand,
+        "dev_nodes": result.prefill_dev_nodes,
+    }
 
 
 def _times(wall_s: float, cpu_s: float, *, io_s: float, mgmt_s: float, stall_s: float) -> dict[str, float]:
