@@ -9,6 +9,9 @@ import numpy.typing as npt
 from bmoe.decide.backend import Float32Array
 
 Float64Array = npt.NDArray[np.float64]
+# The logarithm of the total is rounded to this many parts of a nat, more than a float32 logit can tell apart. How exp
+# rounds and in which order a sum is made then no longer shows: hosts in other languages come to the same double.
+GRID = 2.0**32
 
 
 class BadLogits(ArithmeticError):
@@ -72,5 +75,5 @@ def _normalised(logits: Float32Array | Float64Array) -> tuple[Float64Array, Floa
     logp: Float64Array = np.subtract(row, top, dtype=np.float64)  # at most 0, so that exp cannot overflow
     weights: Float64Array = np.exp(logp)
     total = float(weights.sum())
-    logp -= np.log(total)
+    logp -= np.rint(np.log(total) * GRID) / GRID
     return logp, weights, total

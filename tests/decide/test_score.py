@@ -45,6 +45,19 @@ def test_a_choice_has_the_bits_that_the_whole_row_has(values: list[float]) -> No
     assert list(score(logits, picked).choice_logp) == list(log_softmax(logits)[picked])
 
 
+@pytest.mark.parametrize("seed", range(20))
+def test_other_ways_to_sum_come_to_the_same_double(seed: int) -> None:
+    """libm's exp, and sums in other orders: what hosts in other languages do."""
+    logits = (np.random.default_rng(seed).normal(0, 4, 10_000)).astype(np.float32)
+    values = [float(value) for value in logits]
+    top = max(values)
+    weights = [math.exp(value - top) for value in values]
+    mine = log_softmax(logits).tolist()
+    for total in (math.fsum(weights), sum(weights), sum(reversed(weights)), sum(sorted(weights))):
+        norm = round(math.log(total) * 2**32) / 2**32
+        assert [value - top - norm for value in values] == mine
+
+
 def test_the_mass_outside_is_summed_not_subtracted() -> None:
     logits = row(100.0, 40.0, 39.0)
     outside = score(logits, [0]).outside_mass
