@@ -5,11 +5,15 @@ export PATH := $(CURDIR)/$(BIN):$(PATH)
 
 PY_FILES := bmoe bmoe_native csrc/cmake packaging tests examples benchmarks
 LIBRARY_FILES := $(wildcard csrc/*.cpp csrc/*.h csrc/*/*.cpp csrc/*/*.h)
-CXX_FILES := $(LIBRARY_FILES) $(wildcard tests/csrc/*.cpp tests/csrc/*.c examples/c/*.c)
+CXX_FILES := $(LIBRARY_FILES) $(wildcard tests/csrc/*.cpp tests/csrc/*.c tests/fuzz/*.cpp tests/fuzz/*.h \
+	examples/c/*.[ch] examples/cpp/*.[ch]pp)
 BUILD_INPUTS := Makefile pyproject.toml $(LIBRARY_FILES) \
 	$(wildcard packaging/*.py csrc/CMakeLists.txt csrc/cmake/*.* csrc/cmake/llama/*)
 
-.PHONY: help demo test check lint format types cxx wheel clean python sanitize-address sanitize-thread FORCE
+NINJA := $(if $(shell command -v ninja),-G Ninja)
+PREFIX ?= /usr/local
+
+.PHONY: help demo test check lint format types cxx wheel install abi clean python sanitize-address sanitize-thread FORCE
 
 help:
 	@echo "make demo    build bmoe, fetch the default model (1.1 GB) and watch an agent decide"
@@ -17,6 +21,8 @@ help:
 	@echo "make check   the same without the slow tests and those that need a model"
 	@echo "make format  lay out Python and C++"
 	@echo "make wheel   a wheel for other machines, in dist/"
+	@echo "make install PREFIX=/usr/local    libbmoe, bmoe.h, bmoe.pc and the CMake package, for hosts that are not Python"
+	@echo "make abi     write down in csrc/abi.txt what programs compiled against bmoe.h rely on"
 	@echo "make sanitize-address, make sanitize-thread    the tests of streaming on a build with these sanitizers"
 	@echo "make clean   remove .venv, build/ and dist/"
 
@@ -43,7 +49,7 @@ types: .venv/ready-dev
 	@$(BIN)/mypy
 
 cxx: .venv/ready-dev
-	@cmake -S csrc -B build/dev $(if $(shell command -v ninja),-G Ninja) -DPython3_EXECUTABLE=$(CURDIR)/$(BIN)/python \
+	@cmake -S csrc -B build/dev $(NINJA) -DPython3_EXECUTABLE=$(CURDIR)/$(BIN)/python \
 		-DBMOE_WERROR=ON -DBMOE_BUILD_TESTS=ON -DBMOE_TEST_RPC=ON >build/dev.log || { cat build/dev.log; exit 1; }
 	@cmake --build build/dev --parallel >build/dev.log || { cat build/dev.log; exit 1; }
 
@@ -54,7 +60,7 @@ sanitize-thread: RUNTIMES := libtsan.so
 # What is read and what computes with it are threads of both.
 sanitize-thread: SANITIZE_LLAMA := -DBMOE_SANITIZE_LLAMA=ON
 sanitize-address sanitize-thread: .venv/ready-dev
-	@cmake -S csrc -B build/$@ $(if $(shell command -v ninja),-G Ninja) -DPython3_EXECUTABLE=$(CURDIR)/$(BIN)/python \
+	@cmake -S csrc -B build/$@ $(NINJA) -DPython3_EXECUTABLE=$(CURDIR)/$(BIN)/python \
 		-DCMAKE_BUILD_TYPE=RelWithDebInfo -DBMOE_SANITIZE=$(SANITIZERS) $(SANITIZE_LLAMA) -DBMOE_BUILD_TESTS=ON >build/$@.log || \
 		{ cat build/$@.log; exit 1; }
 	@cmake --build build/$@ --parallel >build/$@.log || { cat build/$@.log; exit 1; }
@@ -66,6 +72,19 @@ sanitize-address sanitize-thread: .venv/ready-dev
 wheel: python
 	@echo "building for any CPU; the first time that takes some minutes" >&2
 	@$(PYTHON) -m pip wheel --quiet --no-deps --wheel-dir dist --config-settings=cmake.define.GGML_NATIVE=OFF .
+
+# No venv where cmake is there: what hosts need is no Python.
+install: $(if $(shell command -v cmake),python,.venv/ready-run) | build
+	@cmake -S csrc -B build/install $(NINJA) -DPython3_EXECUTABLE=$(shell command -v $(PYTHON)) -DCMAKE_INSTALL_LIBDIR=lib \
+		$(CMAKE_ARGS) >build/install.log || { cat build/install.log; exit 1; }
+	@cmake --build build/install --parallel >build/install.log || { cat build/install.log; exit 1; }
+	@cmake --install build/install --strip --prefix "$(PREFIX)"
+
+build:
+	@mkdir -p $@
+
+abi: cxx
+	@$(BIN)/python packaging/abi.py csrc/include/bmoe.h build/dev/libbmoe.so csrc/abi.txt
 
 clean:
 	rm -rf .venv build dist

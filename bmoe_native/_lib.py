@@ -9,6 +9,14 @@ from bmoe_native import errors
 ERROR_TEXT_BYTES = 4096
 
 
+def library_path() -> Path:
+    """The library beside the generated declarations, by the name that holds the ABI they were made of."""
+    from bmoe_native import _bmoe_cffi  # type: ignore[attr-defined, unused-ignore]
+
+    abi = _bmoe_cffi.ffi.typeof("enum bmoe_abi").relements["BMOE_ABI_VERSION"]
+    return Path(_bmoe_cffi.__file__).with_name(f"libbmoe.so.{abi}")
+
+
 @functools.cache
 def _cffi() -> tuple[Any, Any]:
     """(ffi, lib), loaded on first use so that importing bmoe loads no library."""
@@ -16,12 +24,12 @@ def _cffi() -> tuple[Any, Any]:
         from bmoe_native import _bmoe_cffi  # type: ignore[attr-defined, unused-ignore]
     except ImportError as error:
         raise errors.LibraryError(f"bmoe is not built here (pip install . builds it): {error}") from error
-    path = Path(_bmoe_cffi.__file__).with_name("libbmoe.so")
     ffi: Any = _bmoe_cffi.ffi
+    path = library_path()
     try:
         library: Any = ffi.dlopen(str(path))
     except OSError as error:
-        raise errors.LibraryError(f"cannot load {path}: {error}") from error
+        raise errors.LibraryError(f"cannot load {path}: {error}; pip install . builds it again") from error
     found, wanted = library.bmoe_abi_version(), library.BMOE_ABI_VERSION
     if found != wanted:
         raise errors.LibraryError(
