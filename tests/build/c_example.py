@@ -20,7 +20,8 @@ def compile_lines() -> str:
 
 def assert_c_example_decides(python_bin: Path, folder: Path, model: Path) -> None:
     """With the bmoe that the `python` of python_bin has, and no help from the environment."""
-    shutil.copy(SOURCE, folder)
+    for source in (SOURCE, SOURCE.with_name("decision.h")):
+        shutil.copy(source, folder)
     kept = {name: value for name, value in os.environ.items() if not name.startswith(("LD_", "PYTHON", "C_INCLUDE"))}
     env = {**kept, "PATH": f"{python_bin}{os.pathsep}{os.environ['PATH']}"}
     script = f"{compile_lines()}\n./decide '{model}' 'Which is a fruit?' A B C\n"

@@ -3,6 +3,7 @@
 import json
 import math
 import os
+import re
 import subprocess
 import sys
 import zipfile
@@ -11,9 +12,11 @@ from pathlib import Path
 
 import pytest
 
+from bmoe_native._lib import library_path
 from tests import tiny
 from tests.build.c_example import assert_c_example_decides
 from tests.build.conftest import ROOT
+from tests.build.hosts import build_cpp_host
 
 pytestmark = pytest.mark.slow
 
@@ -40,6 +43,9 @@ def test_it_holds_the_library_the_header_and_the_packages(wheel: Path) -> None:
         "bmoe_native/py.typed",
         "bmoe_native/_bmoe_cffi.py",
         "bmoe_native/libbmoe.so",
+        f"bmoe_native/{library_path().name}",
+        "bmoe_native/cmake/bmoeConfig.cmake",
+        "bmoe_native/pkgconfig/bmoe.pc",
         "bmoe_native/include/bmoe.h",
         "bmoe_native/licenses/LICENSE.llama.cpp",
     }
@@ -91,6 +97,14 @@ def test_it_decides_in_a_clean_environment(clean: CleanEnvironment, tmp_path: Pa
     assert len(record["choice_logp"]) == 3 and all(logp < 0 for logp in record["choice_logp"])
     assert math.fsum(map(math.exp, record["choice_logp"])) + record["outside_mass"] == pytest.approx(1)
     assert record["n_tokens"] == record["n_reused"] + record["n_prefilled"] > 0
+
+
+@pytest.mark.parametrize("how", ["CMake", "pkg-config"])
+def test_hosts_find_it(clean: CleanEnvironment, tmp_path: Path, how: str) -> None:
+    package = next((clean.folder / "venv").rglob("bmoe_native"))
+    model = tiny.write(tmp_path / "tiny.gguf")
+    said = clean.run(build_cpp_host(how, package, tmp_path), model, "Which?", "A", "B")
+    assert re.fullmatch(r"(-\d+\.\d+ [AB]\n){2}", said)
 
 
 def test_the_c_example_compiles_against_it(clean: CleanEnvironment, tmp_path: Path) -> None:
