@@ -364,7 +364,8 @@ BMOE_API int32_t bmoe_prefill(bmoe_engine *engine, const int32_t *tokens, size_t
 
 /* The same in one piece, with the logits after each of its tokens.
  *   tokens    n_tokens in [1, the smaller of BMOE_MAX_ROWS and n_ubatch]
- *   rows      float32 [n_tokens, n_vocab], unnormalised; rows_cap in floats; BMOE_E_TOO_SMALL changes nothing
+ *   rows      float32 [n_tokens, n_vocab], unnormalised; rows_cap in floats
+ *   returns   as bmoe_prefill(); BMOE_E_TOO_SMALL, which changes nothing
  *   bits      a row rounds as a piece with that many rows does, not as bmoe_logits() after bmoe_prefill() */
 BMOE_API int32_t bmoe_prefill_rows(bmoe_engine *engine, const int32_t *tokens, size_t n_tokens, float *rows,
                                    size_t rows_cap, bmoe_counters *spent);

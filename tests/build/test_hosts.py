@@ -1,4 +1,4 @@
-"""Hosts that are not Python, against an installed prefix that was moved: they decide with Python's numbers to the bit."""
+"""Hosts that are not Python, against an installed prefix that was moved: they decide with Python's numbers."""
 
 import re
 import shutil
