@@ -30,13 +30,14 @@ struct LastError {
 thread_local LastError last_error;
 thread_local const Engine *running = nullptr;  // the engine whose call is on this thread's stack
 
-int32_t report(const bmoe_engine *handle, int32_t status, const std::string &text) {
+// Also where there is no memory left for the text: a shorter one then, which needs none.
+int32_t report(const bmoe_engine *handle, int32_t status, const char *text, bool is_foreign = false) noexcept {
+    last_error.handle = handle;
     try {
-        last_error.text = text;
+        last_error.text = is_foreign ? bmoe::legible(text) : text;
         std::replace(last_error.text.begin(), last_error.text.end(), '\n', ' ');
-        last_error.handle = handle;
     } catch (const std::bad_alloc &) {
-        last_error.text.clear();
+        last_error.text = "out of memory";
     }
     return status;
 }
@@ -52,7 +53,7 @@ int32_t guard(const bmoe_engine *handle, Body &&body) {
     } catch (const std::bad_alloc &) {
         return report(handle, BMOE_E_MEMORY, "out of memory");
     } catch (const std::exception &error) {
-        return report(handle, BMOE_E_INTERNAL, bmoe::legible(error.what()));
+        return report(handle, BMOE_E_INTERNAL, error.what(), true);
     } catch (...) {
         return report(handle, BMOE_E_INTERNAL, "an unknown exception");
     }

@@ -197,6 +197,9 @@ void Engine::create_context(const bmoe_open_params &params) {
              why(log_).c_str());
     }
     if (info_.n_threads > 1) {
+        // ggml ends the process where one of them does not start.
+        if (!os::can_start_threads(info_.n_threads - 1))
+            fail(BMOE_E_MEMORY, "cannot start %d threads", info_.n_threads);
         // Without a pool of its own a context would start and join its threads at every graph.
         ggml_threadpool_params pool = ggml_threadpool_params_default(info_.n_threads);
         pool.poll = 0;  // between two graphs the threads sleep

@@ -2,6 +2,7 @@
 
 #include <cstdio>
 #include <mutex>
+#include <new>
 
 #include "common/log.h"
 #include "error.h"
@@ -31,18 +32,23 @@ void log_line(LogSink &sink, int32_t level, const std::string &line) {
     if (sink.hook && level >= sink.level) sink.hook(level, line.c_str(), sink.user);
 }
 
+// llama.cpp logs from destructors, among others: what cannot be said for want of memory is left unsaid.
 static void route(ggml_log_level level, const char *text, void *) {
     LogSink *sink = current_sink;
     if (!sink) return;
     sink->line_level = level_of(level, sink->line_level);
-    for (; *text; ++text) {
-        if (*text != '\n') {
-            sink->line += *text;
-            continue;
+    try {
+        for (; *text; ++text) {
+            if (*text != '\n') {
+                sink->line += *text;
+                continue;
+            }
+            std::string line = legible(sink->line);
+            sink->line.clear();
+            log_line(*sink, sink->line_level, line);
         }
-        std::string line = legible(sink->line);
+    } catch (const std::bad_alloc &) {
         sink->line.clear();
-        log_line(*sink, sink->line_level, line);
     }
 }
 

@@ -3,6 +3,7 @@
 #include <cinttypes>
 #include <cstring>
 
+#include "checksum.h"
 #include "engine.h"
 #include "error.h"
 
@@ -23,30 +24,13 @@ struct Header {
 constexpr char MAGIC[8] = {'B', 'M', 'O', 'E', 'S', 'T', 'A', '2'};
 constexpr llama_seq_id SEQUENCE = 0;
 
-// FNV-1a over 64-bit words in four lanes: at memory speed, since a state is restored for every decision.
-// Source: the FNV constants of http://www.isthe.com/chongo/tech/comp/fnv/
-uint64_t checksum(const uint8_t *bytes, size_t n_bytes) {
-    constexpr uint64_t PRIME = 0x100000001b3ull;
-    constexpr size_t WIDTH = 32;
-    uint64_t lanes[4] = {0xcbf29ce484222325ull, 1, 2, 3};
-    for (size_t at = 0; at < n_bytes; at += WIDTH) {
-        uint64_t words[4] = {0, 0, 0, 0};
-        memcpy(words, bytes + at, std::min(WIDTH, n_bytes - at));
-        for (int i = 0; i < 4; ++i) {
-            lanes[i] = (lanes[i] ^ words[i]) * PRIME;
-            lanes[i] ^= lanes[i] >> 29;
-        }
-    }
-    uint64_t sum = n_bytes;
-    for (const uint64_t lane : lanes) sum = (sum ^ lane) * PRIME;
-    return sum;
-}
-
 }  // namespace
 
 size_t Engine::state_size() const {
     require_context();
-    return sizeof(Header) + llama_state_seq_get_size(context_.get(), SEQUENCE);
+    const size_t payload = llama_state_seq_get_size(context_.get(), SEQUENCE);
+    if (payload == 0) fail(BMOE_E_MEMORY, "no memory to lay out the state at position %d", position_);
+    return sizeof(Header) + payload;
 }
 
 size_t Engine::save_state(void *bytes, size_t capacity) {
@@ -54,7 +38,8 @@ size_t Engine::save_state(void *bytes, size_t capacity) {
     const size_t payload = capacity - sizeof(Header);
     auto *body = static_cast<uint8_t *>(bytes) + sizeof(Header);
     const size_t written = llama_state_seq_get_data(context_.get(), body, payload, SEQUENCE);
-    if (written == 0) fail(BMOE_E_INTERNAL, "llama.cpp could not save the state at position %d", position_);
+    // With room for all of it that is the only reason left.
+    if (written == 0) fail(BMOE_E_MEMORY, "no memory to lay out the state at position %d", position_);
     Header header{};
     memcpy(header.magic, MAGIC, sizeof MAGIC);
     header.abi = BMOE_ABI_VERSION;
@@ -102,6 +87,7 @@ void Engine::replace_memory(const uint8_t *payload, size_t n_bytes, int32_t posi
     position_ = 0;
     if (position == 0) return;
     size_t read = 0;
+    log_.first_error.clear();
     try {
         read = llama_state_seq_set_data(context_.get(), payload, n_bytes, SEQUENCE);
     } catch (const std::exception &) {
@@ -109,6 +95,8 @@ void Engine::replace_memory(const uint8_t *payload, size_t n_bytes, int32_t posi
     }
     if (read != n_bytes || llama_memory_seq_pos_max(memory, SEQUENCE) != position - 1) {
         drop_state();
+        if (log_.first_error.find("bad_alloc") != std::string::npos)
+            fail(BMOE_E_MEMORY, "no memory to take the state back; the state is empty now");
         fail(BMOE_E_STATE, "llama.cpp does not take the state back; the state is empty now");
     }
     position_ = position;

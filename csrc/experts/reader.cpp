@@ -8,6 +8,7 @@
 #include <cerrno>
 #include <chrono>
 #include <cstring>
+#include <new>
 #include <system_error>
 
 #include "error.h"
@@ -63,6 +64,7 @@ int read_direct(int file, const ReadJob &job, uint64_t &n_read) {
 }  // namespace
 
 Reader::Reader(const std::vector<std::string> &paths, int32_t n_lanes, bool direct) : direct_(direct) {
+    files_.reserve(paths.size());
     for (const std::string &path : paths) {
         File file;
         file.path = path;
@@ -85,7 +87,11 @@ Reader::Reader(const std::vector<std::string> &paths, int32_t n_lanes, bool dire
         }
     }
     try {
+        lanes_.reserve(static_cast<size_t>(n_lanes));
         for (int32_t i = 0; i < n_lanes; ++i) lanes_.emplace_back([this] { lane(); });
+    } catch (const std::bad_alloc &) {
+        stop();
+        throw;
     } catch (const std::system_error &error) {
         stop();
         fail(BMOE_E_MEMORY, "cannot start %d threads to read with: %s", n_lanes, error.what());
@@ -103,7 +109,9 @@ void Reader::stop() {
     }
     work_.notify_all();
     for (std::thread &thread : lanes_) thread.join();
+    lanes_.clear();
     close_files();
+    files_.clear();
 }
 
 void Reader::close_files() {
@@ -117,6 +125,8 @@ void Reader::submit(const std::vector<ReadJob> &jobs, bool urgent) {
     {
         const std::lock_guard<std::mutex> lock(mutex_);
         std::deque<ReadJob> &queue = urgent ? urgent_ : waiting_;
+        // Room for all results: a lane has nobody to tell that there is no memory.
+        finished_.reserve(finished_.size() + n_running_ + urgent_.size() + waiting_.size() + jobs.size());
         queue.insert(queue.end(), jobs.begin(), jobs.end());
     }
     work_.notify_all();
@@ -126,13 +136,10 @@ std::vector<ReadJob> Reader::settle(const void *owner, const std::vector<int32_t
     const std::lock_guard<std::mutex> lock(mutex_);
     const auto end =
         std::stable_partition(waiting_.begin(), waiting_.end(), [&](const ReadJob &job) { return job.owner != owner; });
-    std::vector<ReadJob> dropped;
-    for (auto job = end; job != waiting_.end(); ++job) {
-        if (std::binary_search(tags.begin(), tags.end(), job->tag))
-            urgent_.push_back(*job);
-        else
-            dropped.push_back(*job);
-    }
+    std::vector<ReadJob> hurried, dropped;
+    for (auto job = end; job != waiting_.end(); ++job)
+        (std::binary_search(tags.begin(), tags.end(), job->tag) ? hurried : dropped).push_back(*job);
+    urgent_.insert(urgent_.end(), hurried.begin(), hurried.end());
     waiting_.erase(end, waiting_.end());
     return dropped;
 }
@@ -153,8 +160,14 @@ std::vector<Reader::Done> Reader::collect(bool wait) {
                        [&] { return !finished_.empty() || (n_running_ == 0 && urgent_.empty() && waiting_.empty()); });
     }
     std::vector<Done> out;
+    out.reserve(urgent_.size() + waiting_.size() + n_running_);  // of what is finished next
     out.swap(finished_);
     return out;
+}
+
+bool Reader::is_idle() {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    return n_running_ == 0 && urgent_.empty() && waiting_.empty() && finished_.empty();
 }
 
 uint64_t Reader::bytes_read() {
@@ -178,7 +191,12 @@ void Reader::lane() {
         if (n_running_++ == 0) busy_since_ = now_s();
         lock.unlock();
         uint64_t n_read = 0;
-        std::string error = read(job, n_read);
+        std::string error;
+        try {
+            error = read(job, n_read);
+        } catch (const std::bad_alloc &) {
+            error = "out of memory";  // short enough to need none
+        }
         lock.lock();
         bytes_read_ += n_read;
         if (--n_running_ == 0) busy_s_ += now_s() - busy_since_;

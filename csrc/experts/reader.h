@@ -53,6 +53,10 @@ class Reader {
     // One job on the calling thread, whichever lanes there are. Empty, or what went wrong; adds to n_read what was asked of
     // the kernel.
     std::string read(const ReadJob &job, uint64_t &n_read) const;
+    // Nothing waits, is being read, or is left to be collected.
+    bool is_idle();
+    // What runs is waited for, what waits is dropped, and nothing is read any more.
+    void stop();
 
     bool is_direct() const { return direct_; }
     uint64_t bytes_read();  // asked of the kernel, blocks included
@@ -71,7 +75,6 @@ class Reader {
         os::FileIdentity identity;
     };
     void lane();
-    void stop();
     void close_files();
 
     std::vector<File> files_;

@@ -41,10 +41,7 @@ ExpertStore::ExpertStore(const std::vector<std::string> &paths, const StoreOptio
     : options_(options), reader_(paths, options.n_lanes, options.direct) {}
 
 ExpertStore::~ExpertStore() {
-    reader_.drop_waiting();
-    while (n_reading_ > 0) {
-        take(reader_.collect(true));
-    }
+    reader_.stop();
     for (Layer &layer : layers_)
         for (Tensor &tensor : layer.tensors) munmap(tensor.range, tensor.range_bytes);
 }
@@ -441,7 +438,11 @@ void ExpertStore::end_graph() {
     const Stopwatch watch(counters_.mgmt_s);
     // A guess that did not come to be read is no longer wanted, and one that is being read must land first.
     drop(reader_.drop_waiting());
-    while (n_reading_ > 0) take(reader_.collect(true));
+    while (n_reading_ > 0) {
+        // Jobs that were counted and then could not be handed over.
+        if (reader_.is_idle()) fail(BMOE_E_INTERNAL, "reads of experts were lost for want of memory");
+        take(reader_.collect(true));
+    }
     for (Layer &layer : layers_) {
         for (Expert &expert : layer.experts) {
             // It stays, perhaps, but as a guess it was wrong: the next graph does not judge it again.

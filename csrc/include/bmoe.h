@@ -20,6 +20,8 @@
  *             nothing else of the engine. What they are given is lent for the duration of the hook
  *   output    the library writes nothing to any stream; what it has to say goes to the log hook. One exception: where
  *             llama.cpp ends the process by an assertion and there is no log hook, its last words go to stderr
+ *   memory    any call can return BMOE_E_MEMORY, and has then changed nothing but what it says. Where llama.cpp hides that
+ *             it was memory the code is that of what failed: MODEL, TEMPLATE, STATE, INTERNAL
  *   stack     a call needs 2 MiB of the caller's
  */
 #ifndef BMOE_H
@@ -427,7 +429,7 @@ BMOE_API int32_t bmoe_cancel_clear(bmoe_engine *engine);
  *   load      replaces the state. The bytes must be one saved by an engine of the same file, KV type and ABI
  *             version, and fit n_ctx; a restored state computes what the saved one would have, bit for bit
  *   returns   BMOE_OK, BMOE_E_ARGUMENT, BMOE_E_TOO_SMALL, BMOE_E_STATE (does not belong here, or is damaged: it carries
- *             a checksum, and all of it is checked before anything changes) */
+ *             a checksum, and all of it is checked before anything changes), BMOE_E_MEMORY (after a load the state is empty) */
 BMOE_API int32_t bmoe_state_size(bmoe_engine *engine, size_t *n_bytes);
 BMOE_API int32_t bmoe_state_save(bmoe_engine *engine, void *state, size_t state_cap, size_t *n_bytes);
 BMOE_API int32_t bmoe_state_load(bmoe_engine *engine, const void *state, size_t n_bytes);

@@ -14,6 +14,9 @@
 
 #include "os/cgroup.h"
 #endif
+#include <exception>
+#include <mutex>
+#include <vector>
 
 namespace bmoe::os {
 
@@ -53,6 +56,23 @@ Usage process_usage() {
         return static_cast<double>(t.tv_sec) + 1e-6 * static_cast<double>(t.tv_usec);
     };
     return {seconds(usage.ru_utime) + seconds(usage.ru_stime), static_cast<int64_t>(usage.ru_majflt)};
+}
+
+bool can_start_threads(int32_t n) {
+    std::vector<std::thread> threads;
+    threads.reserve(static_cast<size_t>(n));
+    std::mutex gate;
+    bool all = true;
+    {
+        const std::lock_guard<std::mutex> closed(gate);  // none ends before the last one has started
+        try {
+            for (int32_t i = 0; i < n; ++i) threads.emplace_back([&] { const std::lock_guard<std::mutex> pass(gate); });
+        } catch (const std::exception &) {
+            all = false;
+        }
+    }
+    for (std::thread &thread : threads) thread.join();
+    return all;
 }
 
 }  // namespace bmoe::os

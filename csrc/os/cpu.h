@@ -14,4 +14,7 @@ struct Usage {
 };
 Usage process_usage();
 
+// Whether n threads can be started now, found by starting them.
+bool can_start_threads(int32_t n);
+
 }  // namespace bmoe::os
