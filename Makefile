@@ -13,7 +13,7 @@ BUILD_INPUTS := Makefile pyproject.toml $(LIBRARY_FILES) \
 NINJA := $(if $(shell command -v ninja),-G Ninja)
 PREFIX ?= /usr/local
 
-.PHONY: help demo test check lint format types cxx wheel install abi clean python sanitize-address sanitize-thread FORCE
+.PHONY: help demo test check lint format types cxx wheel install abi map fuzz fuzz-program clean python sanitize-address sanitize-thread FORCE
 
 help:
 	@echo "make demo    build bmoe, fetch the default model (1.1 GB) and watch an agent decide"
@@ -23,6 +23,8 @@ help:
 	@echo "make wheel   a wheel for other machines, in dist/"
 	@echo "make install PREFIX=/usr/local    libbmoe, bmoe.h, bmoe.pc and the CMake package, for hosts that are not Python"
 	@echo "make abi     write down in csrc/abi.txt what programs compiled against bmoe.h rely on"
+	@echo "make map     draw the map of the code in docs/architecture.md"
+	@echo "make fuzz SECONDS=20    mutated models, texts and states, each for so long"
 	@echo "make sanitize-address, make sanitize-thread    the tests of streaming on a build with these sanitizers"
 	@echo "make clean   remove .venv, build/ and dist/"
 
@@ -80,11 +82,23 @@ install: $(if $(shell command -v cmake),python,.venv/ready-run) | build
 	@cmake --build build/install --parallel >build/install.log || { cat build/install.log; exit 1; }
 	@cmake --install build/install --strip --prefix "$(PREFIX)"
 
+map:
+	@$(PYTHON) packaging/architecture.py
+
 build:
 	@mkdir -p $@
 
 abi: cxx
 	@$(BIN)/python packaging/abi.py csrc/include/bmoe.h build/dev/libbmoe.so csrc/abi.txt
+
+SECONDS ?= 20
+fuzz-program: .venv/ready-dev | build
+	@cmake -S csrc -B build/fuzz $(NINJA) -DPython3_EXECUTABLE=$(CURDIR)/$(BIN)/python -DCMAKE_BUILD_TYPE=RelWithDebInfo \
+		-DBMOE_SANITIZE=address,undefined -DBMOE_BUILD_FUZZ=ON >build/fuzz.log || { cat build/fuzz.log; exit 1; }
+	@cmake --build build/fuzz --parallel --target fuzz >build/fuzz.log || { cat build/fuzz.log; exit 1; }
+
+fuzz: fuzz-program
+	@PYTHONPATH=. $(BIN)/python tests/fuzz/run.py build/fuzz/fuzz/fuzz build/fuzz-corpus $(SECONDS)
 
 clean:
 	rm -rf .venv build dist
