@@ -144,10 +144,11 @@ def test_engines_of_one_file_are_independent(tiny_path: Path) -> None:
     in_threads(body)
 
 
-@pytest.mark.parametrize("arch", ["llama", "qwen3moe"])
-def test_no_descriptors_left(tmp_path: Path, arch: str) -> None:
-    path = tiny.write(tmp_path / "model.gguf", arch=arch)
-    code = """
+@pytest.mark.parametrize("streaming", ["None", "Streaming()"])
+def test_no_descriptors_left(tmp_path: Path, streaming: str) -> None:
+    path = tiny.write(tmp_path / "model.gguf", arch="qwen3moe")
+    code = f"""
+from bmoe_native import Streaming
 resource.setrlimit(resource.RLIMIT_NOFILE, (64, 64))
 for n_free in range(8):
     held = []
@@ -155,9 +156,9 @@ for n_free in range(8):
         while True: held.append(os.open("/dev/null", os.O_RDONLY))
     except OSError: pass
     for _ in range(n_free): os.close(held.pop())
-    tell()
+    tell(streaming={streaming})
     for number in held: os.close(number)
-tell()
+tell(streaming={streaming})
 print(len(os.listdir("/proc/self/fd")))
 """
     lines = run_python(code, path)
