@@ -291,6 +291,7 @@ typedef struct bmoe_device {
     int32_t type; /* bmoe_device_type */
 } bmoe_device;
 
+/* How many bmoe_device there are. */
 BMOE_API int32_t bmoe_device_count(void);
 /*   index     0..bmoe_device_count() - 1
  *   returns   BMOE_OK or BMOE_E_ARGUMENT, whose reason is bmoe_last_error(NULL) */

@@ -43,6 +43,9 @@ const OpenParams = koffi.struct("bmoe_open_params", {
   router_user: "void *",
   layer: "void *",
   layer_user: "void *",
+  prefill_device: "const char *",
+  prefill_min_tokens: "int32_t",
+  prefill_loaders: "int32_t",
 });
 
 /** What of bmoe.h is described here, for the test that compares it with the compiler's view. */

@@ -12,6 +12,8 @@ ANY_THREAD = {
     "bmoe_build_info",
     "bmoe_open_params_init",
     "bmoe_sampling_init",
+    "bmoe_device_count",
+    "bmoe_get_device",
     "bmoe_open",
     "bmoe_close",
     "bmoe_last_error",
