@@ -163,6 +163,7 @@ def ready(info: Info, *, load_s: float, decide: bool) -> bytes:
         "n_expert_used": info.n_expert_used,
         "protocol": VERSION,
         "decide": decide,
+        "prefill_device": info.prefill_device,
     }
     return _line("READY", record)
 
@@ -196,6 +197,7 @@ def decided(request_id: str, result: DecideResult) -> bytes:
         "policy_s": _finite(result.policy_s),
         "cache_hit_pct": _finite(result.cache_hit_pct),
         **_prefill_routed(result),
+        "prefill_dev_nodes": result.prefill_dev_nodes,
     }
     return _line("DECIDE", record, request_id)
 
@@ -251,6 +253,7 @@ def done(request_id: str, result: GenerateResult, *, load_s: float) -> bytes:
         "routed_mib": _finite(result.routed_mib),
         "ahead_mib": _finite(result.ahead_mib),
         "wasted_mib": _finite(result.wasted_mib),
+        "prefill_dev_nodes": result.prefill_dev_nodes,
     }
     return _line("DONE", record, request_id)
 
@@ -270,7 +273,7 @@ def _line(tag: str, record: dict[str, Any], request_id: str | None = None) -> by
 
 
 def _prefill(result: DecideResult | GenerateResult) -> dict[str, Any]:
-    """What DECIDE and DONE tell of a prefill; 0 stands for what only a prefill device has."""
+    """What DECIDE and DONE tell of a prefill."""
     return {
         "prefill_s": _finite(result.prefill_s),
         "prefill_cpu_s": _finite(result.prefill_cpu_s),
@@ -278,11 +281,11 @@ def _prefill(result: DecideResult | GenerateResult) -> dict[str, Any]:
         "prefill_io_s": _finite(result.prefill_io_s),
         "prefill_stall_s": _finite(result.prefill_stall_s),
         "prefill_mgmt_s": _finite(result.prefill_mgmt_s),
-        "prefill_dev_tokens": 0,
-        "prefill_dev_read_mib": 0.0,
-        "prefill_dev_stall_s": 0.0,
-        "prefill_dev_routed": 0,
-        "prefill_dev_demand": 0,
+        "prefill_dev_tokens": result.prefill_dev_tokens,
+        "prefill_dev_read_mib": _finite(result.prefill_dev_read_mib),
+        "prefill_dev_stall_s": _finite(result.prefill_dev_stall_s),
+        "prefill_dev_routed": result.prefill_dev_routed,
+        "prefill_dev_demand": result.prefill_dev_demand,
     }
 
 

@@ -113,7 +113,7 @@ def result_record(result: DecideResult, options: Sequence[str] | None = None) ->
 
 
 def reads_record(result: DecideResult | PerplexityResult) -> dict[str, float]:
-    """What was read of streamed experts; all 0 where nothing streams."""
+    """What was read of streamed experts, and what a prefill device computed; all 0 without either."""
     return {
         "prefill_read_mib": result.prefill_read_mib,
         "prefill_io_s": result.prefill_io_s,
@@ -123,6 +123,12 @@ def reads_record(result: DecideResult | PerplexityResult) -> dict[str, float]:
         "prefill_ahead_mib": result.prefill_ahead_mib,
         "prefill_wasted_mib": result.prefill_wasted_mib,
         "cache_hit_pct": result.cache_hit_pct,
+        "prefill_dev_tokens": result.prefill_dev_tokens,
+        "prefill_dev_read_mib": result.prefill_dev_read_mib,
+        "prefill_dev_stall_s": result.prefill_dev_stall_s,
+        "prefill_dev_routed": result.prefill_dev_routed,
+        "prefill_dev_demand": result.prefill_dev_demand,
+        "prefill_dev_nodes": result.prefill_dev_nodes,
     }
 
 

@@ -18,6 +18,7 @@ from bmoe.decide.perplexity import OnScored, Perplexity, PerplexityRequest, Perp
 from bmoe.generate import GenerateRequest, GenerateResult, Generator, Step
 from bmoe.generate.types import check_whole
 from bmoe.options import lettered
+from bmoe.prefill_device import check_prefill_device, keeps_prefix
 from bmoe.probe import Probe
 from bmoe.route_trace import RouteTrace
 from bmoe_native import Engine
@@ -32,6 +33,8 @@ class Session:
     """One model that decides, generates and scores. Requests from several threads are served one at a time.
 
     A decision leaves a conversation as it found it: its state is put aside, and is back for the next turn.
+
+    Raises: Refused, for a prefix cache that is no mode, or on with a prefill device.
     """
 
     def __init__(
@@ -55,8 +58,7 @@ class Session:
         self._cancelling = threading.Lock()
         self._running = False
         self._ended: EngineError | None = None
-        # On the CPU two pieces of a prompt cost about what they cost together, so auto keeps the state.
-        self._kept = KeptPrefix() if decide and prefix_cache != "off" else None
+        self._kept = KeptPrefix() if keeps_prefix(prefix_cache, engine.info) and decide else None
         self._generating = GeneratingBackend(engine)
         self._generator = Generator(self._generating, clock=clock)
         self._aside = Aside(engine, self._generator.conversation)
@@ -79,6 +81,9 @@ class Session:
         streaming: Streaming | None = None,
         repack: bool = True,
         n_expert_used: int = 0,
+        prefill_device: str = "",
+        prefill_min_tokens: int = 0,
+        prefill_loaders: int = 0,
         route_trace: RouteTrace | None = None,
         probe: Probe | None = None,
         cache: Path | None = None,
@@ -91,13 +96,14 @@ class Session:
 
         With streaming, routed experts stay in the file: docs/streaming.md. repack False computes with weights as they
         lie in the file, which other kernels do, so that last bits differ; streamed experts always are. n_expert_used
-        above 0 takes so many experts per token in place of the file's number, which makes it another model. What
-        tokens are routed to is written to route_trace, which stays the caller's to close. probe is told how each
-        decision came about: docs/probe.md.
+        above 0 takes so many experts per token in place of the file's number, which makes it another model.
+        prefill_device computes the wide pieces of prompts: docs/prefill-device.md. What tokens are routed to is written
+        to route_trace, which stays the caller's to close. probe is told how each decision came about: docs/probe.md.
 
         Raises: Refused, FetchError, EngineError.
         """
         check_prefix_cache(prefix_cache)
+        check_prefill_device(prefill_device, prefill_min_tokens)
         path = models.resolve(model, cache or models.default_cache(), on_fetch)
         engine = Engine.open(
             path,
@@ -108,15 +114,22 @@ class Session:
             streaming=streaming,
             repack=repack,
             n_expert_used=n_expert_used,
+            prefill_device=prefill_device,
+            prefill_min_tokens=prefill_min_tokens,
+            prefill_loaders=prefill_loaders,
             on_log=on_log,
             log_level=log_level,
             on_progress=on_load,
             on_routing=_all_of([watcher.routed for watcher in (route_trace, probe) if watcher is not None]),
             on_layer=probe.layer_ended if probe is not None else None,
         )
-        return cls(
-            engine, decide=decide, prefix_cache=prefix_cache, system=system, route_trace=route_trace, probe=probe
-        )
+        try:
+            return cls(
+                engine, decide=decide, prefix_cache=prefix_cache, system=system, route_trace=route_trace, probe=probe
+            )
+        except Refused:
+            engine.close()
+            raise
 
     def decide(
         self,

@@ -325,9 +325,13 @@ class TestReads:
 
     PREFILL: ClassVar = {"prefill_read_mib": 8.0, "prefill_io_s": 0.3, "prefill_stall_s": 0.2, "prefill_mgmt_s": 0.1}
     ROUTED: ClassVar = {"prefill_routed_mib": 16.0, "prefill_ahead_mib": 4.0, "prefill_wasted_mib": 1.0}
+    DEVICE: ClassVar = {
+        **{"prefill_dev_tokens": 64, "prefill_dev_read_mib": 7.0, "prefill_dev_stall_s": 0.4},
+        **{"prefill_dev_routed": 9, "prefill_dev_demand": 4, "prefill_dev_nodes": 50},
+    }
 
     def test_of_a_decision(self) -> None:
-        told = {**self.PREFILL, **self.ROUTED, "cache_hit_pct": 75.0}
+        told = {**self.PREFILL, **self.ROUTED, **self.DEVICE, "cache_hit_pct": 75.0}
         ((_, record),) = answers(protocol.decided("1", dataclasses.replace(DECISION, **told)))
         check("DECIDE", record)
         assert {key: record[key] for key in told} == told
@@ -336,6 +340,7 @@ class TestReads:
         told = {
             **self.PREFILL,
             **self.ROUTED,
+            **self.DEVICE,
             **{"prefill_cache_hit_pct": 75.0, "cache_hit_pct": 50.0, "read_mib": 2.0, "routed_mib": 3.0},
             **{"ahead_mib": 1.5, "wasted_mib": 0.5, "cache_resident_mib": 90.0, "cache_budget_mib": 100.0},
         }
@@ -355,6 +360,12 @@ class TestReads:
         assert [record[f"{key}_ms"] for key in ("wall", "io", "stall", "mgmt", "compute")] == [
             *(250.0, 200.0, 62.5, 31.25, 156.25)
         ]
+
+    def test_the_device_is_named_when_the_model_is_open(self) -> None:
+        info = dataclasses.replace(INFO, prefill_device="Vulkan0")
+        for seen, name in ((INFO, ""), (info, "Vulkan0")):
+            ((_, record),) = answers(protocol.ready(seen, load_s=1.5, decide=True))
+            assert record["prefill_device"] == name
 
     def test_computing_is_never_less_than_nothing(self) -> None:
         ((_, record),) = answers(protocol.progress(a_step(wall_s=0.25, stall_s=0.5)))

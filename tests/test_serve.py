@@ -474,6 +474,18 @@ class TestTrace:
             [250.0, 500.0, 125.0, 0.0, 125.0, 1.5, 12.5],
         ]
 
+    def test_what_a_device_computed(self, tmp_path: Path) -> None:
+        session = FakeSession()
+        told = {"prefill_dev_tokens": 64, "prefill_dev_read_mib": 1.0, "prefill_dev_stall_s": 0.25}
+        told |= {"prefill_dev_routed": 9, "prefill_dev_demand": 4, "prefill_dev_nodes": 50}
+        decision = session.decide(DecideRequest(prefix="p", suffix="s", choices=("A", "B")))
+        with CsvTrace(tmp_path / "trace.csv") as trace:
+            trace.decided("1", dataclasses.replace(decision, **told))
+            trace.done("2", dataclasses.replace(session.generate(GenerateRequest(prompt="p")), **told))
+            trace.stepped("3", a_step())
+        rows = [row[COLUMNS.index("dev_tokens") :] for row in self.rows(tmp_path / "trace.csv")[1:]]
+        assert rows == [["64", "1.048576", "250.0", "9", "4", "50"]] * 2 + [[""] * 6]
+
     def test_ids_are_json(self, tmp_path: Path) -> None:
         with CsvTrace(tmp_path / "trace.csv") as trace:
             served(decide('é,"\n'), watchers=[trace])

@@ -16,8 +16,9 @@ import bmoe
 from bmoe import DecideRequest, DecideResult, GenerateRequest, Refused, Session
 from bmoe.decide.backend import ChatMessage, Float32Array
 from bmoe.decide.prefix import MIB
+from bmoe_native import Engine
 from bmoe_native.errors import ClosedError, EngineError, TemplateError, TooLongError
-from bmoe_native.types import Streaming
+from bmoe_native.types import Info, Streaming
 from tests import tiny
 from tests.decide.scripted import SYSTEM
 from tests.fakes import INFO, ScriptedEngine
@@ -77,6 +78,46 @@ def test_prefix_cache_modes(mode: str, reuses: bool) -> None:
     session = Session(ScriptedEngine(), prefix_cache=mode)
     session.decide(ASK)
     assert (session.decide(ASK).n_reused > 0) is reuses
+
+
+ON_DEVICE = dataclasses.replace(INFO, prefill_device="Vulkan0")
+NOT_THERE = dataclasses.replace(INFO, prefill_device_why="there is no device Vulkan0 here")
+
+
+@pytest.mark.parametrize(("info", "reuses"), [(ON_DEVICE, False), (NOT_THERE, True)])
+def test_with_a_prefill_device_auto_keeps_no_prefix(info: Info, reuses: bool) -> None:
+    session = Session(ScriptedEngine(info=info))
+    session.decide(ASK)
+    again = session.decide(ASK)
+    assert (again.n_reused > 0, again.prefix_state_mib > 0) == (reuses, reuses)
+
+
+def test_with_a_prefill_device_a_prefix_cache_is_refused_with_the_reason() -> None:
+    with pytest.raises(Refused, match="prefix_cache on cannot be had with the prefill device Vulkan0: each piece of"):
+        Session(ScriptedEngine(info=ON_DEVICE), prefix_cache="on")
+    session = Session(ScriptedEngine(info=NOT_THERE), prefix_cache="on")
+    session.decide(ASK)
+    assert session.decide(ASK).n_reused > 0
+
+
+def test_what_is_refused_leaves_no_engine_open(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    engine = ScriptedEngine(info=ON_DEVICE)
+    monkeypatch.setattr(Engine, "open", lambda path, **options: engine)
+    (tmp_path / "m.gguf").touch()
+    with pytest.raises(Refused, match="cannot be had"):
+        Session.open(tmp_path / "m.gguf", prefix_cache="on", prefill_device="Vulkan0")
+    assert engine.closed
+
+
+@pytest.mark.parametrize("name", ["RPC:127.0.0.1:50052", "rpc:localhost:1", " RPC:1.2.3.4:5", "RPC0"])
+def test_no_endpoint_is_a_prefill_device(name: str) -> None:
+    with pytest.raises(Refused, match="is an endpoint of ggml's RPC, and none is opened"):
+        Session.open("/nowhere/model.gguf", prefill_device=name)
+
+
+def test_generated_tokens_never_go_to_a_device() -> None:
+    with pytest.raises(Refused, match="prefill_min_tokens is 1, with which each generated token"):
+        Session.open("/nowhere/model.gguf", prefill_device="Vulkan0", prefill_min_tokens=1)
 
 
 def test_another_prefix_cache_mode_is_refused_before_anything_is_opened() -> None:

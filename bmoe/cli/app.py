@@ -9,7 +9,7 @@ import typer
 
 from bmoe import BadLogits, FetchError, Refused
 from bmoe.batch import BatchError
-from bmoe.cli import bench, chat, decide, generate, info, models, perplexity, probe, session
+from bmoe.cli import bench, chat, decide, devices, generate, info, models, perplexity, probe, session
 from bmoe.cli.shell import Shell
 from bmoe.cli.streams import StdoutError
 from bmoe.cli.texts import flags_with_value
@@ -38,6 +38,7 @@ app.command("probe", cls=decide.Decide, help=probe.HELP, short_help="How did a d
     probe.probe
 )
 app.command("info")(info.info)
+app.command("devices")(devices.devices)
 app.command("bench", help=bench.HELP, short_help="What does a decision cost, beside what it must?")(bench.bench)
 app.command("session", cls=session.SessionCommand, help=session.HELP, short_help="Serve JSON lines, for programs.")(
     session.session

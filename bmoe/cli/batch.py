@@ -9,10 +9,12 @@ from typing import Any
 import typer
 from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemainingColumn
 
-from bmoe import batch
+from bmoe import Session, batch
 from bmoe.cli.opening import OpenFlags, model_path, open_session
 from bmoe.cli.shell import Shell
 from bmoe.decide import Refused
+from bmoe.prefill_device import keeps_layout
+from bmoe_native.types import Info
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,10 +39,17 @@ def run_batch(shell: Shell, files: BatchFlags, flags: OpenFlags, as_json: bool) 
         with _or_refused(f"--out: cannot write {files.results}"):
             descriptor = held.enter_context(batch.results_file(files.results, files.requests))
         path = model_path(shell, flags.model)
-        lines = batch.read_lines(requests, _settings(path, files, flags))
+        # Whether a device computes is known when the model is open, and decides which results can be continued.
+        session = held.enter_context(open_session(shell, path, flags)) if flags.device.name else None
+        settings = _settings(path, files, flags) | (_of_device(session.info, flags) if session else {})
+        lines = batch.read_lines(requests, settings)
         with _or_refused(f"--out: cannot continue {files.results}"):
             done = [] if files.restart else batch.resume(descriptor, files.results, lines)
-        tally = _answer(shell, path, files, flags, lines, done, descriptor)
+        if len(done) == len(lines) and not files.restart:
+            tally = batch.counted(lines, done)
+        else:
+            session = session or held.enter_context(open_session(shell, path, flags))
+            tally = _answer(shell, session, files, flags, lines, done, descriptor)
     _report(shell, tally, files, as_json)
     if tally.n_refused:
         raise typer.Exit(2)
@@ -48,31 +57,28 @@ def run_batch(shell: Shell, files: BatchFlags, flags: OpenFlags, as_json: bool) 
 
 def _answer(
     shell: Shell,
-    path: Path,
+    session: Session,
     files: BatchFlags,
     flags: OpenFlags,
     lines: list[batch.Line],
     done: list[dict[str, Any]],
     descriptor: int,
 ) -> batch.Tally:
-    if len(done) == len(lines) and not files.restart:
-        return batch.counted(lines, done)
-    with open_session(shell, path, flags) as session:
-        if files.restart:
-            batch.clear(descriptor)  # not before: a model that cannot be opened would have cost the old results
-        columns = (TextColumn("decisions"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-        with shell.progress(*columns) as progress:
-            task = progress.add_task("decisions", total=len(lines), completed=len(done))
-            return batch.run(
-                lines,
-                done,
-                descriptor,
-                decide=session.decide,
-                letter=session.lettered,
-                template=files.template,
-                system=flags.system,
-                on_record=lambda record: progress.advance(task),
-            )
+    if files.restart:
+        batch.clear(descriptor)  # not before: a model that cannot be opened would have cost the old results
+    columns = (TextColumn("decisions"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+    with shell.progress(*columns) as progress:
+        task = progress.add_task("decisions", total=len(lines), completed=len(done))
+        return batch.run(
+            lines,
+            done,
+            descriptor,
+            decide=session.decide,
+            letter=session.lettered,
+            template=files.template,
+            system=flags.system,
+            on_record=lambda record: progress.advance(task),
+        )
 
 
 @contextmanager
@@ -103,6 +109,14 @@ def _settings(path: Path, files: BatchFlags, flags: OpenFlags) -> dict[str, Any]
         **repacked,
         **n_expert_used,
     }
+
+
+def _of_device(info: Info, flags: OpenFlags) -> dict[str, Any]:
+    """The same of a device that was asked for; one that is not there decides nothing."""
+    repacked = {"repacked": "none"} if keeps_layout(info) else {}
+    if not info.prefill_device:
+        return repacked
+    return {**repacked, "prefill_device": info.prefill_device, "prefill_min_tokens": flags.device.min_tokens}
 
 
 def _report(shell: Shell, tally: batch.Tally, files: BatchFlags, as_json: bool) -> None:

@@ -47,6 +47,7 @@ from bmoe.cli.opening import (
     open_flags,
     open_session,
 )
+from bmoe.cli.prefill_device import PrefillDeviceFlag, PrefillLoadersFlag, PrefillMinTokensFlag
 from bmoe.cli.shell import Shell
 from bmoe.cli.texts import plain, text_or_file
 from bmoe.decide import Refused
@@ -111,6 +112,9 @@ def chat(
     dense_weights: DenseWeightsFlag = None,
     no_repack: NoRepackFlag = False,
     n_expert_used: NExpertUsedFlag = 0,
+    prefill_device: PrefillDeviceFlag = None,
+    prefill_min_tokens: PrefillMinTokensFlag = None,
+    prefill_loaders: PrefillLoadersFlag = None,
     route_trace: RouteTraceFlag = None,
     verbose: VerboseFlag = False,
 ) -> None:

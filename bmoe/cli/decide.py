@@ -35,6 +35,7 @@ from bmoe.cli.opening import (
     open_flags,
     open_session,
 )
+from bmoe.cli.prefill_device import PrefillDeviceFlag, PrefillLoadersFlag, PrefillMinTokensFlag
 from bmoe.cli.render import decision
 from bmoe.cli.shell import Shell
 from bmoe.cli.texts import behind_dashes, plain, text_or_file
@@ -159,6 +160,9 @@ def decide(
     dense_weights: DenseWeightsFlag = None,
     no_repack: NoRepackFlag = False,
     n_expert_used: NExpertUsedFlag = 0,
+    prefill_device: PrefillDeviceFlag = None,
+    prefill_min_tokens: PrefillMinTokensFlag = None,
+    prefill_loaders: PrefillLoadersFlag = None,
     route_trace: RouteTraceFlag = None,
     decide_probe: DecideProbeFlag = None,
     as_json: JsonFlag = False,

@@ -38,6 +38,7 @@ from bmoe.cli.opening import (
     open_session,
     stdin_text,
 )
+from bmoe.cli.prefill_device import PrefillDeviceFlag, PrefillLoadersFlag, PrefillMinTokensFlag
 from bmoe.cli.shell import Shell
 from bmoe.cli.texts import behind_dashes, plain, text_or_file
 from bmoe.decide import Refused
@@ -120,6 +121,9 @@ def generate(
     dense_weights: DenseWeightsFlag = None,
     no_repack: NoRepackFlag = False,
     n_expert_used: NExpertUsedFlag = 0,
+    prefill_device: PrefillDeviceFlag = None,
+    prefill_min_tokens: PrefillMinTokensFlag = None,
+    prefill_loaders: PrefillLoadersFlag = None,
     route_trace: RouteTraceFlag = None,
     as_json: JsonFlag = False,
     verbose: VerboseFlag = False,

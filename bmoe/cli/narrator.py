@@ -29,7 +29,7 @@ class Narrator:
 
     def decided(self, request_id: str, result: DecideResult) -> None:
         cost = f"{result.n_prefilled} of {result.n_tokens} tokens computed in {result.prefill_s:.2f} s"
-        cost += _read(result.prefill_read_mib, result.prefill_routed_mib, result.cache_hit_pct)
+        cost += _on_device(result) + _read(result.prefill_read_mib, result.prefill_routed_mib, result.cache_hit_pct)
         if result.cancelled:
             self._note(f"decide {request_id}: cancelled")
             return
@@ -38,6 +38,7 @@ class Narrator:
 
     def done(self, request_id: str, result: GenerateResult) -> None:
         prompt = f"{result.n_prompt} tokens of prompt in {result.prefill_s:.2f} s"
+        prompt += _on_device(result)
         prompt += _read(result.prefill_read_mib, result.prefill_routed_mib, result.prefill_cache_hit_pct)
         answer = f"{result.n_generated} generated in {result.generate_s:.2f} s"
         answer += _read(result.read_mib, result.routed_mib, result.cache_hit_pct)
@@ -45,6 +46,13 @@ class Narrator:
 
     def failed(self, request_id: str, message: str) -> None:
         self._note(f"request {request_id}: {message}")
+
+
+def _on_device(result: DecideResult | GenerateResult) -> str:
+    if not result.prefill_dev_tokens:
+        return ""
+    read = f", {result.prefill_dev_read_mib:.1f} MiB read for it" if result.prefill_dev_read_mib else ""
+    return f", {result.prefill_dev_tokens} of them on the device{read}"
 
 
 def _read(read_mib: float, routed_mib: float, cache_hit_pct: float) -> str:

@@ -17,8 +17,9 @@ import typer
 from rich.progress import BarColumn, DownloadColumn, TextColumn, TimeRemainingColumn, TransferSpeedColumn
 
 from bmoe import Session, models
-from bmoe.cli import experts
+from bmoe.cli import experts, prefill_device
 from bmoe.cli.experts import ExpertFlags
+from bmoe.cli.prefill_device import DeviceFlags
 from bmoe.cli.shell import Shell
 from bmoe.cli.texts import file_text
 from bmoe.decide import Refused
@@ -64,9 +65,15 @@ class OpenFlags:
     prefix_cache: str = "auto"
     experts: ExpertFlags = field(default_factory=ExpertFlags)
     n_expert_used: int = 0
+    device: DeviceFlags = field(default_factory=DeviceFlags)
     route_trace: RouteTrace | None = None
     probe: Probe | None = None
     verbose: bool = False
+
+    @property
+    def without_effect(self) -> Iterator[str]:
+        """What is to be said of flags that do nothing."""
+        yield from filter(None, (self.experts.without_effect, self.device.without_effect))
 
 
 def open_flags(ctx: typer.Context, **others: Any) -> OpenFlags:
@@ -78,7 +85,7 @@ def open_flags(ctx: typer.Context, **others: Any) -> OpenFlags:
     """
     typed = ctx.params
     shell: Shell = ctx.obj
-    experts = ExpertFlags.typed(ctx)
+    experts, device = ExpertFlags.typed(ctx), DeviceFlags.typed(ctx)
     template = typed.get("template")
     chat_template = None if template is None else file_text("--template", template)
     trace = typed["route_trace"]
@@ -91,6 +98,7 @@ def open_flags(ctx: typer.Context, **others: Any) -> OpenFlags:
         experts=experts,
         chat_template=chat_template,
         n_expert_used=typed["n_expert_used"],
+        device=device,
         route_trace=None if trace is None else ctx.with_resource(RouteTrace(trace, note=shell.note)),
         probe=None if probe is None else Probe(ctx.with_resource(ProbeFile(probe, note=shell.note)).write),
         verbose=typed["verbose"],
@@ -125,8 +133,8 @@ def fetched(shell: Shell, model: NamedModel) -> Path:
 
 def open_session(shell: Shell, path: Path, flags: OpenFlags) -> Session:
     """Raises: Refused, EngineError."""
-    if flags.experts.without_effect:
-        shell.note(f"bmoe: {flags.experts.without_effect}")
+    for text in flags.without_effect:
+        shell.note(f"bmoe: {text}")
     with shell.err.status(f"opening {path.name}"):
         session = opened(shell, path, flags)
     for text in said_of(session, flags, in_detail=flags.verbose):
@@ -137,6 +145,7 @@ def open_session(shell: Shell, path: Path, flags: OpenFlags) -> Session:
 def said_of(session: Session, flags: OpenFlags, *, in_detail: bool) -> Iterator[str]:
     """What is to be said of a model that was opened with these flags."""
     yield from experts.opened(session.info, flags.experts, in_detail=in_detail)
+    yield from prefill_device.opened(session.info, flags.device, in_detail=in_detail)
     if flags.route_trace is not None and not session.info.n_moe_layer:
         yield f"this model has no routed experts: {flags.route_trace.path} stays without rows"
 
@@ -161,6 +170,9 @@ def opened(shell: Shell, path: Path, flags: OpenFlags, *, command: str = "bmoe",
         streaming=flags.experts.streaming,
         repack=flags.experts.repack,
         n_expert_used=flags.n_expert_used,
+        prefill_device=flags.device.name,
+        prefill_min_tokens=flags.device.prefill_min_tokens or 0,
+        prefill_loaders=flags.device.prefill_loaders or 0,
         route_trace=flags.route_trace,
         probe=flags.probe,
         on_log=log,

@@ -11,13 +11,12 @@ Starts `bmoe session` for hosts written for the original's command line. A flag'
 
   -m, --decide, --decide-prefix-cache, -t, -c, --ubatch, --system, --template,
   --moe-stream, --cache-mb, --io-threads, --no-odirect, --prefetch,
-  --dense-weights, --no-repack, --n-expert-used, --csv, --route-trace,
+  --dense-weights, --no-repack, --n-expert-used, --prefill-device,
+  --prefill-min-tokens, --prefill-loaders, --csv, --route-trace,
   --decide-probe, --progress, --verbose
                                     as in bmoe session --help
   --session                         needed: there is no other mode
   --chatml                          the model's own chat template is rendered, with this flag and without
-  --prefill-min-tokens              accepted, and without effect: there is no prefill device
-  --prefill-device                  refused: prefill runs on the CPU
 """
 _OURS_WITH_VALUE = {
     "-m": "-m",
@@ -36,18 +35,14 @@ _OURS_WITH_VALUE = {
     "--prefetch": "--prefetch",
     "--dense-weights": "--dense-weights",
     "--n-expert-used": "--n-expert-used",
+    "--prefill-device": "--prefill-device",
+    "--prefill-min-tokens": "--prefill-min-tokens",
+    "--prefill-loaders": "--prefill-loaders",
     "--route-trace": "--route-trace",
     "--decide-probe": "--decide-probe",
 }
 _OURS = {"--decide", "--moe-stream", "--no-odirect", "--no-repack", "--progress", "--verbose"}
-_UNUSED = {
-    "--chatml": "means the model's own chat template here",
-    "--prefill-min-tokens": "has no effect: there is no prefill device",
-}
-_REFUSED = {
-    "--prefill-device": "prefill runs on the CPU",
-}
-_WITH_VALUE = {*_OURS_WITH_VALUE, *_REFUSED, "--prefill-min-tokens"}
+_UNUSED = {"--chatml": "means the model's own chat template here"}
 _WITHOUT_VALUE = {"--session", "--chatml", *_OURS}
 
 
@@ -101,7 +96,7 @@ def _translate(given: Sequence[str]) -> _Translated:
     rest = iter(given)
     for argument in rest:
         name, equals, value = argument.partition("=")
-        if name in _WITH_VALUE and not equals:
+        if name in _OURS_WITH_VALUE and not equals:
             following = next(rest, None)
             if following is None:
                 raise Untranslatable(f"{name} needs a value")
@@ -119,8 +114,6 @@ def _translate(given: Sequence[str]) -> _Translated:
 
 
 def _add(result: _Translated, name: str, value: str) -> None:
-    if name in _REFUSED:
-        raise Untranslatable(f"{name} cannot be had: {_REFUSED[name]}")
     if name in _OURS_WITH_VALUE:
         name = _OURS_WITH_VALUE[name]
         result.arguments += [name, value]

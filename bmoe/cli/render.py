@@ -70,8 +70,17 @@ def cost(result: DecideResult) -> str:
     """Tokens and time in one line."""
     seconds = result.prefill_s + result.restore_s + result.store_s + result.policy_s
     reused = f", {result.n_reused} of them reused" if result.n_reused else ""
-    read = f", {result.prefill_read_mib:.1f} MiB read" if result.prefill_routed_mib else ""
-    return f"{result.n_tokens} tokens{reused}, {seconds:.2f} s{read}"
+    return f"{result.n_tokens} tokens{reused}{_on_device(result)}, {seconds:.2f} s{_read(result)}"
+
+
+def _on_device(result: DecideResult | GenerateResult | PerplexityResult) -> str:
+    return f", {result.prefill_dev_tokens} on the device" if result.prefill_dev_tokens else ""
+
+
+def _read(result: DecideResult | PerplexityResult) -> str:
+    """Of streamed experts, for the CPU and for the device; nothing where none was wanted."""
+    read_mib = result.prefill_read_mib + result.prefill_dev_read_mib
+    return f", {read_mib:.1f} MiB read" if result.prefill_routed_mib or result.prefill_dev_read_mib else ""
 
 
 def bar(mass: float, ascii_only: bool = False, cells: int = BAR_CELLS) -> str:
@@ -107,12 +116,13 @@ def on_screen(text: str) -> str:
 def turn(result: GenerateResult) -> str:
     """What a turn took and why it ended, in one line."""
     reused = f" and {result.n_reused} reused" if result.n_reused else ""
-    parts = [f"{result.n_prompt} tokens read{reused} in {result.prefill_s:.2f} s"]
+    parts = [f"{result.n_prompt} tokens read{reused}{_on_device(result)} in {result.prefill_s:.2f} s"]
     if result.n_generated:
         rate = f" ({result.n_generated / result.generate_s:.1f}/s)" if result.generate_s > 0 else ""
         parts.append(f"{result.n_generated} written in {result.generate_s:.2f} s{rate}")
-    if result.prefill_routed_mib:
-        parts.append(f"{result.prefill_read_mib + result.read_mib:.1f} MiB of experts from the file")
+    if result.prefill_routed_mib or result.prefill_dev_read_mib:
+        read_mib = result.prefill_read_mib + result.prefill_dev_read_mib + result.read_mib
+        parts.append(f"{read_mib:.1f} MiB of experts from the file")
     return f"{', '.join(parts)}; {ENDINGS[result.ending]}"
 
 
@@ -130,8 +140,7 @@ def perplexity(result: PerplexityResult, choices: Sequence[str], *, ascii_only: 
         del values["perplexity"], values["nll per token"]
     rows = [Text(f"{logp:9.4f}  {percent(math.exp(logp)):>7}  {choice!r}") for choice, logp in _paired(choices, result)]
     after = [Text("after the text, log p and p of", "dim"), *rows] if rows else []
-    read = f", {result.prefill_read_mib:.1f} MiB read" if result.prefill_routed_mib else ""
-    cost = f"{result.n_prefilled} tokens computed in {result.prefill_s:.2f} s{read}"
+    cost = f"{result.n_prefilled} tokens computed{_on_device(result)} in {result.prefill_s:.2f} s{_read(result)}"
     return Group(facts(values), *after, Text(cost, "dim"))
 
 

@@ -41,6 +41,7 @@ from bmoe.cli.opening import (
     opened,
     said_of,
 )
+from bmoe.cli.prefill_device import PrefillDeviceFlag, PrefillLoadersFlag, PrefillMinTokensFlag
 from bmoe.cli.shell import Shell
 from bmoe.cli.texts import text_or_file
 from bmoe.decide import DecideRequest, DecideResult
@@ -114,6 +115,9 @@ def session(
     dense_weights: DenseWeightsFlag = None,
     no_repack: NoRepackFlag = False,
     n_expert_used: NExpertUsedFlag = 0,
+    prefill_device: PrefillDeviceFlag = None,
+    prefill_min_tokens: PrefillMinTokensFlag = None,
+    prefill_loaders: PrefillLoadersFlag = None,
     csv: Annotated[Path | None, typer.Option(metavar="FILE", help="Append a row per token and decision.")] = None,
     route_trace: RouteTraceFlag = None,
     decide_probe: DecideProbeFlag = None,
@@ -135,8 +139,8 @@ def session(
             ctx.obj.note("bmoe session: --decide-prefix-cache does nothing without --decide")
         if decide_probe is not None and not decide:
             ctx.obj.note("bmoe session: --decide-probe does nothing without --decide")
-        if opening.experts.without_effect:
-            ctx.obj.note(f"bmoe session: {opening.experts.without_effect}")
+        for text in opening.without_effect:
+            ctx.obj.note(f"bmoe session: {text}")
         code = run(ctx.obj, flags, outlet, signals)
     except wire.Interrupted as interrupt:
         code = 128 + interrupt.number

@@ -4,7 +4,7 @@ import importlib.metadata
 import json
 import os
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, Any, cast
@@ -15,8 +15,9 @@ from rich.text import Text
 
 from bmoe import Session, models
 from bmoe.cli.streams import Stderr, Stdout
-from bmoe_native import Engine, build_info
+from bmoe_native import Engine, build_info, devices
 from bmoe_native.errors import LibraryError
+from bmoe_native.types import Device
 
 
 def console(*, stderr: bool = False) -> Console:
@@ -40,6 +41,7 @@ class Shell:
     inspect: Callable[..., Any] = Engine.open
     fetch: Callable[..., Path] = models.fetch
     build_info: Callable[[], str] = build_info
+    devices: Callable[[], Sequence[Device]] = devices
 
     @property
     def cache(self) -> Path:

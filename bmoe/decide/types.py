@@ -63,6 +63,12 @@ class DecideResult:
     prefill_ahead_mib: float = 0.0  # read before a router had asked
     prefill_wasted_mib: float = 0.0  # of that, never asked for
     cache_hit_pct: float = 0.0  # of the experts asked for, those that were in memory
+    prefill_dev_tokens: int = 0  # computed on the prefill device, like what follows
+    prefill_dev_read_mib: float = 0.0  # of streamed experts, not in prefill_read_mib
+    prefill_dev_stall_s: float = 0.0  # computing waited for weights
+    prefill_dev_routed: int = 0  # experts asked for, each layer's of each piece once
+    prefill_dev_demand: int = 0  # of those, not foreseen
+    prefill_dev_nodes: int = 0  # of graphs
 
 
 def check_text(field: str, value: object) -> None:

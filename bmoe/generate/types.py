@@ -118,6 +118,12 @@ class GenerateResult:
     cache_hit_pct: float = 0.0
     cache_resident_mib: float = 0.0  # of experts, in memory after it
     cache_budget_mib: float = 0.0  # and what may be
+    prefill_dev_tokens: int = 0  # of the prompt, computed on the prefill device, like what follows
+    prefill_dev_read_mib: float = 0.0  # of streamed experts, not in prefill_read_mib
+    prefill_dev_stall_s: float = 0.0  # computing waited for weights
+    prefill_dev_routed: int = 0  # experts asked for, each layer's of each piece once
+    prefill_dev_demand: int = 0  # of those, not foreseen
+    prefill_dev_nodes: int = 0  # of graphs
 
     @property
     def cancelled(self) -> bool:

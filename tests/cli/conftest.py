@@ -15,7 +15,7 @@ from bmoe import Session
 from bmoe.cli.app import main
 from bmoe.cli.shell import Shell
 from bmoe.models import NamedModel, path_of
-from bmoe_native.types import Streaming
+from bmoe_native.types import Device, Streaming
 from tests.fakes import ScriptedEngine
 
 
@@ -34,6 +34,7 @@ class Terminal:
     is_terminal: bool = False
     streams: tuple[io.StringIO, io.StringIO] = field(default_factory=lambda: (io.StringIO(), io.StringIO()))
     build_info: Callable[[], str] = lambda: "bmoe 1.2.3, llama.cpp abc"
+    devices: Callable[[], list[Device]] = list
 
     def __call__(self, *argv: str) -> int:
         self.streams = out, err = io.StringIO(), io.StringIO()
@@ -45,6 +46,7 @@ class Terminal:
             inspect=self._inspect,
             fetch=self._fetch,
             build_info=self.build_info,
+            devices=self.devices,
         )
         try:
             code = main(argv, shell)

@@ -32,6 +32,12 @@ class Outcome:
     io_s: float = 0.0
     stall_s: float = 0.0
     mgmt_s: float = 0.0
+    dev_tokens: int = 0
+    dev_read_bytes: int = 0
+    dev_stall_s: float = 0.0
+    dev_routed: int = 0
+    dev_demand: int = 0
+    dev_nodes: int = 0
 
 
 class Saved(bytearray):

@@ -15,6 +15,12 @@ READS = {
     "io_s": 0.5,
     "stall_s": 0.25,
     "mgmt_s": 0.125,
+    "dev_tokens": 64,
+    "dev_read_bytes": 7 * MIB,
+    "dev_stall_s": 0.375,
+    "dev_routed": 9,
+    "dev_demand": 4,
+    "dev_nodes": 50,
 }
 ONCE = {
     "prefill_read_mib": 3.0,
@@ -24,6 +30,12 @@ ONCE = {
     "prefill_routed_mib": 5.0,
     "prefill_ahead_mib": 2.0,
     "prefill_wasted_mib": 1.0,
+    "prefill_dev_tokens": 64,
+    "prefill_dev_read_mib": 7.0,
+    "prefill_dev_stall_s": 0.375,
+    "prefill_dev_routed": 9,
+    "prefill_dev_demand": 4,
+    "prefill_dev_nodes": 50,
 }
 REQUEST = DecideRequest(prefix="One prefix. ", suffix="Which one?", choices=("A", "B"))
 
@@ -63,4 +75,6 @@ def test_a_scored_text_tells_of_all_its_pieces() -> None:
     result = Perplexity(engine).score(PerplexityRequest(text="one two three. " * 12, window=20, stride=10))
     assert engine.n_prefills > 2
     assert result.prefill_read_mib == 3.0 * engine.n_prefills
+    assert result.prefill_dev_tokens == 64 * engine.n_prefills
+    assert result.prefill_dev_nodes == 50 * engine.n_prefills
     assert result.cache_hit_pct == 75.0

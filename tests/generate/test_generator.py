@@ -195,11 +195,16 @@ def test_what_was_read_is_told_of_the_prompt_of_each_token_and_of_all() -> None:
     backend = ScriptedWriter(b"hello")
     backend.reads = {"read_bytes": MIB, "routed_bytes": 2 * MIB, "ahead_bytes": MIB, "wasted_bytes": MIB // 2}
     backend.reads |= {"n_hits": 1, "n_misses": 3, "io_s": 0.5, "stall_s": 0.25, "mgmt_s": 0.125}
+    backend.reads |= {"dev_tokens": 64, "dev_read_bytes": 7 * MIB, "dev_stall_s": 0.75}
+    backend.reads |= {"dev_routed": 9, "dev_demand": 4, "dev_nodes": 50}
     backend.cache_resident_mib, backend.cache_budget_mib = 7.0, 9.0
     result, steps = say(writer(backend), n_predict=20)
     prefill = [result.prefill_read_mib, result.prefill_routed_mib, result.prefill_ahead_mib, result.prefill_wasted_mib]
     assert prefill == [1.0, 2.0, 1.0, 0.5]
     assert (result.prefill_io_s, result.prefill_stall_s, result.prefill_mgmt_s) == (0.5, 0.25, 0.125)
+    device = (result.prefill_dev_tokens, result.prefill_dev_read_mib, result.prefill_dev_stall_s)
+    assert device == (64, 7.0, 0.75)
+    assert (result.prefill_dev_routed, result.prefill_dev_demand, result.prefill_dev_nodes) == (9, 4, 50)
     assert [result.read_mib, result.routed_mib, result.ahead_mib, result.wasted_mib] == [5.0, 10.0, 5.0, 2.5]
     assert (result.io_s, result.stall_s, result.mgmt_s) == (2.5, 1.25, 0.625)
     assert result.prefill_cache_hit_pct == result.cache_hit_pct == 25.0

@@ -22,11 +22,23 @@ def test_its_flags_start_a_session(moe: Path) -> None:
     assert parsed[2][1]["prefill_read_mib"] > 0
     said = [line for line in done.stderr.decode().splitlines() if "file system refuses" not in line]
     assert len(said) == 4
-    for flag, line in zip(("--chatml", "--prefill-min-tokens"), said, strict=False):
-        assert line.startswith(f"bmoe-cli: {flag} ")
+    assert said[0].startswith("bmoe-cli: --chatml ")
+    assert said[1] == "bmoe session: --prefill-min-tokens does nothing without --prefill-device"
     assert "experts in 3 layers are streamed; cache: 0 MiB; " in said[2]
     assert "by 3 threads" in said[2]
     assert "MiB read, 0 % in memory" in said[3]
+
+
+def test_a_device_that_is_not_there_leaves_prefill_on_the_cpu(model: Path) -> None:
+    flags = ["-m", str(model), "--session", "--decide", "--chatml", "-c", "512", "--decide-prefix-cache", "on"]
+    device = ["--prefill-device=npu", "--prefill-min-tokens=16", "--prefill-loaders", "1"]
+    without, done = (run(*ORIGINAL, *flags, *more, data=json.dumps(decide(1)).encode()) for more in ([], device))
+    assert (without.returncode, done.returncode) == (0, 0)
+    said = [line for line in done.stderr.decode().splitlines() if "prefill" in line]
+    assert len(said) == 1 and said[0].startswith("bmoe session: prefill runs on the CPU: there is no device npu here")
+    asked, parsed = (dict(answers(one.stdout)) for one in (without, done))
+    assert parsed["READY"]["prefill_device"] == "" and parsed["DECIDE"]["prefill_dev_tokens"] == 0
+    assert parsed["DECIDE"]["choice_logp"] == asked["DECIDE"]["choice_logp"]
 
 
 def test_fewer_experts_and_their_trace(moe: Path, tmp_path: Path) -> None:
@@ -63,8 +75,12 @@ def test_a_model_without_experts_is_not_streamed(model: Path) -> None:
     [
         ("-m x.gguf", "only session mode exists"),
         ("--session", "-m MODEL is missing"),
-        ("-m x.gguf --session --prefill-device npu", "--prefill-device cannot be had"),
-        ("-m x.gguf --session --prefill-device=npu", "--prefill-device cannot be had"),
+        ("-m x.gguf --session --prefill-device RPC:127.0.0.1:50052", "is an endpoint of ggml's RPC"),
+        ("-m x.gguf --session --prefill-device=rpc:localhost:1", "is an endpoint of ggml's RPC"),
+        ("-m x.gguf --session --prefill-device=gpu --prefill-min-tokens=1", "prefill_min_tokens is 1"),
+        ("-m x.gguf --session --prefill-device", "--prefill-device needs a value"),
+        ("-m x.gguf --session --prefill-min-tokens wide", "--prefill-min-tokens"),
+        ("-m x.gguf --session --prefill-loaders=65", "--prefill-loaders"),
         ("-m x.gguf --session --decide-probe /nowhere/p", "--decide-probe: cannot write /nowhere/p"),
         ("-m x.gguf --session --n-expert-used few", "--n-expert-used"),
         ("-m x.gguf --session --route-trace /nowhere/t.csv", "--route-trace: cannot write /nowhere/t.csv"),
