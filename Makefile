@@ -63,7 +63,7 @@ sanitize-thread: SANITIZERS := thread
 sanitize-thread: RUNTIMES := libtsan.so
 # Of the gates a part: they take twenty times as long. Programs that the tests start use the usual library, whose
 # llama.cpp rounds otherwise.
-sanitize-thread: TESTS ?= $(STREAMING) -k "not reads_that and not is_noticed and (not gates or (is_resident and 32 and moe))"
+sanitize-thread: TESTS ?= $(STREAMING) -k "not reads_that and not is_noticed and not descriptors and (not gates or (is_resident and 32 and moe))"
 # What is read and what computes with it are threads of both.
 sanitize-thread: SANITIZE_LLAMA := -DBMOE_SANITIZE_LLAMA=ON
 sanitize-address sanitize-thread: .venv/ready-dev
