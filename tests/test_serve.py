@@ -551,3 +551,18 @@ class TestNarrator:
         assert said[2].endswith("computed in 0.50 s (8.0 MiB read, 50 % in memory)")
         assert "of prompt in 0.50 s (8.0 MiB read, 0 % in memory), " in said[3]
         assert "generated in 0.50 s (4.0 MiB read, 25 % in memory), " in said[3]
+
+    def test_what_a_device_computed(self) -> None:
+        said: list[str] = []
+        session = FakeSession()
+        decision = session.decide(DecideRequest(prefix="p", suffix="s", choices=("A", "B")))
+        turn = session.generate(GenerateRequest(prompt="p", n_predict=2))
+        for read in (0.0, 8.0):
+            told = {"prefill_dev_tokens": 64, "prefill_dev_read_mib": read}
+            narrator = Narrator(said.append)
+            narrator.decided("1", dataclasses.replace(decision, **told))
+            narrator.done("2", dataclasses.replace(turn, **told))
+        assert said[0].endswith("computed in 0.50 s, 64 of them on the device")
+        assert " of prompt in 0.50 s, 64 of them on the device, 2 generated" in said[1]
+        assert said[2].endswith(", 64 of them on the device, 8.0 MiB read for it")
+        assert " on the device, 8.0 MiB read for it, 2 generated" in said[3]
