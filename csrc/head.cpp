@@ -30,8 +30,19 @@ bool is_weight(const ggml_tensor *tensor) { return tensor && tensor->op == GGML_
 
 struct OpenFile {
     int fd;
-    explicit OpenFile(const std::string &path) : fd(open(path.c_str(), O_RDONLY | O_CLOEXEC)) {
-        if (fd < 0) fail(BMOE_E_READ, "cannot open %s: %s", legible(path).c_str(), strerror(errno));
+    // Throws where it is not the file that was inspected.
+    OpenFile(const std::string &path, const os::FileIdentity &inspected)
+        : fd(open(path.c_str(), O_RDONLY | O_CLOEXEC)) {
+        os::FileIdentity identity;
+        if (fd < 0 || !os::identify(fd, identity)) {
+            const int why = errno;
+            if (fd >= 0) close(fd);
+            fail(BMOE_E_READ, "cannot open %s: %s", legible(path).c_str(), strerror(why));
+        }
+        const std::string changed = os::difference(inspected, identity);
+        if (changed.empty()) return;
+        close(fd);
+        fail(BMOE_E_READ, "the model file changed while it was open: %s %s", legible(path).c_str(), changed.c_str());
     }
     ~OpenFile() { close(fd); }
     OpenFile(const OpenFile &) = delete;
@@ -113,8 +124,9 @@ std::vector<char> Head::raw(const ModelFile &file, const Part &part, const std::
     const auto place = file.tensors.find(part.name);
     if (place == file.tensors.end()) fail(BMOE_E_UNSUPPORTED, "%s lies in no file of the model", part.name.c_str());
     const size_t row_bytes = ggml_row_size(part.type, n_columns);
-    const std::string &path = file.shards[static_cast<size_t>(place->second.shard)];
-    const OpenFile open_file(path);
+    const auto shard = static_cast<size_t>(place->second.shard);
+    const std::string &path = file.shards[shard];
+    const OpenFile open_file(path, file.identities[shard]);
     std::vector<char> out(rows.size() * row_bytes);
     for (size_t i = 0; i < rows.size(); ++i) {
         const uint64_t at = static_cast<uint64_t>(rows[i]) * row_bytes;

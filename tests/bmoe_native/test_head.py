@@ -1,12 +1,13 @@
 """The head: what it makes of the last layer's state are the logits; rows and norm against the file and numpy."""
 
+import os
 from pathlib import Path
 
 import gguf
 import numpy as np
 import pytest
 
-from bmoe_native import ArgumentError, Engine, Head, StateError
+from bmoe_native import ArgumentError, Engine, Head, ReadError, StateError
 from bmoe_native.types import Float32Array
 from tests import tiny
 
@@ -56,6 +57,22 @@ def test_quantized_heads_too(named_models: list[Path]) -> None:
         weight = tensors.get("output.weight", tensors["token_embd.weight"])
         wanted = gguf.quants.dequantize(weight.data[ASKED], weight.tensor_type)
         np.testing.assert_allclose(rows, wanted, rtol=1e-6, atol=1e-7)
+
+
+@pytest.mark.parametrize("how", ["replaced", "written to"])
+def test_rows_are_of_the_file_that_was_opened_or_none(how: str, tmp_path: Path) -> None:
+    path = tiny.write(tmp_path / "m.gguf", arch="llama")
+    with Engine.open(path, on_layer=lambda layer, state: None) as engine:
+        engine.prefill(TOKENS)
+        rows, _ = engine.head_rows(ASKED)
+        if how == "replaced":
+            os.replace(tiny.write(tmp_path / "other.gguf", arch="llama", seed=9), path)
+        else:
+            os.utime(path, ns=(1, 1))
+        for read in (engine.head, lambda: engine.head_rows(ASKED)):
+            with pytest.raises(ReadError, match=rf"changed while it was open: .*m\.gguf was {how}"):
+                read()
+    assert rows.any()
 
 
 def test_what_cannot_be_asked(tmp_path: Path) -> None:
