@@ -15,7 +15,8 @@ namespace bmoe {
 namespace {
 
 constexpr int32_t DEFAULT_LANES = 4;
-constexpr size_t MAX_REQUEST = 4 << 20;  // several lanes share a long range
+
+int32_t lanes(const bmoe_open_params &params) { return params.io_threads > 0 ? params.io_threads : DEFAULT_LANES; }
 
 // What of each file is to be read at load: all but the experts' weights.
 std::vector<os::SparseMapping::File> dense_files(const ModelFile &file) {
@@ -45,8 +46,9 @@ std::string read_ranges(Reader &reader, size_t file, const os::SparseMapping::Ra
                         const std::function<bool()> &is_unwanted) {
     std::vector<ReadJob> jobs;
     for (const auto &[begin, end] : ranges)
-        for (uint64_t at = begin; at < end; at += MAX_REQUEST)
-            jobs.push_back({static_cast<int32_t>(file), at, base + at, std::min<size_t>(MAX_REQUEST, end - at)});
+        for (uint64_t at = begin; at < end; at += Reader::MAX_REQUEST)
+            jobs.push_back(
+                {static_cast<int32_t>(file), at, base + at, std::min<size_t>(Reader::MAX_REQUEST, end - at)});
     reader.submit(jobs, true);
     std::string failure;
     for (size_t n_left = jobs.size(); n_left > 0;) {
@@ -64,7 +66,7 @@ std::string read_ranges(Reader &reader, size_t file, const os::SparseMapping::Ra
 
 void Engine::stream_experts(llama_model_params &model, const bmoe_open_params &params) {
     StoreOptions options;
-    options.n_lanes = params.io_threads > 0 ? params.io_threads : DEFAULT_LANES;
+    options.n_lanes = lanes(params);
     options.direct = !params.no_direct;
     options.look_ahead = params.prefetch != BMOE_PREFETCH_OFF;
     options.remember = params.prefetch != BMOE_PREFETCH_ROUTER;
@@ -85,8 +87,7 @@ llama_model *Engine::load_streamed(const std::vector<const char *> &shards, cons
     std::unique_ptr<Reader> reader;
     os::SparseMapping::Fill fill;
     if (params.dense == BMOE_DENSE_ANON) {
-        const int32_t n_lanes = params.io_threads > 0 ? params.io_threads : DEFAULT_LANES;
-        reader = std::make_unique<Reader>(file_.shards, n_lanes, !params.no_direct);
+        reader = std::make_unique<Reader>(file_.shards, lanes(params), !params.no_direct);
         fill = [&](size_t file, uint8_t *base) {
             const auto is_unwanted = [&] { return !model.progress_callback(0.0f, model.progress_callback_user_data); };
             return read_ranges(*reader, file, files[file].ranges, base, is_unwanted);

@@ -26,6 +26,7 @@ struct ReadJob {
 class Reader {
   public:
     static constexpr size_t BLOCK = 4096;
+    static constexpr size_t MAX_REQUEST = 4 << 20;  // of a job: several lanes share a long range
 
     struct Done {
         const void *owner;

@@ -15,7 +15,6 @@ namespace bmoe {
 namespace {
 
 constexpr uint32_t USE = 256;  // what a use adds to a score for each doubling of its tokens; a fifth is lost per graph
-constexpr size_t MAX_REQUEST = 4 << 20;  // several lanes share a long range
 constexpr size_t ENOUGH_GUESSES = 24;
 constexpr double LEAST_RIGHT = 0.8;
 constexpr uint32_t LIKELY = 2 * USE;  // two tokens of one graph, or one of each of the last few
@@ -120,9 +119,7 @@ void ExpertStore::release_used() {
             for (const int32_t id : ids) give_back(layer, i, static_cast<size_t>(id));
         }
     }
-    take(reader_.collect(false));
-    read_postponed();
-    spares_.drop();
+    use_room();
 }
 
 bmoe_residency ExpertStore::residency(int32_t layer_number, int32_t id) const {
@@ -139,9 +136,7 @@ void ExpertStore::release_layer() {
         trim(layers_[static_cast<size_t>(current_)]);
         current_ = -1;
     }
-    take(reader_.collect(false));
-    read_postponed();
-    spares_.drop();
+    use_room();
 }
 
 int64_t ExpertStore::layer_bytes() const {
@@ -207,6 +202,13 @@ void ExpertStore::read_postponed() {
     for (const int32_t id : ids) layer.experts[static_cast<size_t>(id)].ahead = true;
     counters_.bytes_ahead += layer.expert_bytes * n_now;
     read(layer, std::move(ids), false);
+}
+
+// What was given back has made room for guesses, and pages for them.
+void ExpertStore::use_room() {
+    take(reader_.collect(false));
+    read_postponed();
+    spares_.drop();
 }
 
 bool ExpertStore::guesses_well() const {
@@ -311,6 +313,12 @@ void ExpertStore::drop(const std::vector<ReadJob> &jobs) {
     take(gone);
 }
 
+// [first, last) of the whole pages within a slice; nothing lies in them but the slice.
+std::pair<uintptr_t, uintptr_t> ExpertStore::own_pages(const Tensor &tensor, size_t index) {
+    const auto begin = reinterpret_cast<uintptr_t>(tensor.base + index * tensor.slice_bytes);
+    return {page_up(begin), page_down(begin + tensor.slice_bytes)};
+}
+
 // Jobs for experts that are absent, in the order of the file; long slices in several requests, which lanes share.
 void ExpertStore::read(Layer &layer, std::vector<int32_t> ids, bool urgent) {
     std::sort(ids.begin(), ids.end());
@@ -321,13 +329,12 @@ void ExpertStore::read(Layer &layer, std::vector<int32_t> ids, bool urgent) {
         expert.whole = true;
         reading_bytes_ += layer.expert_bytes;
         for (const Tensor &tensor : layer.tensors) {
-            const auto slice = reinterpret_cast<uintptr_t>(tensor.base + static_cast<size_t>(id) * tensor.slice_bytes);
-            const uintptr_t inner = page_up(slice), inner_end = page_down(slice + tensor.slice_bytes);
+            const auto [inner, inner_end] = own_pages(tensor, static_cast<size_t>(id));
             if (inner < inner_end) spares_.move_to(inner, inner_end - inner);
-            for (size_t at = 0; at < tensor.slice_bytes; at += MAX_REQUEST) {
+            for (size_t at = 0; at < tensor.slice_bytes; at += Reader::MAX_REQUEST) {
                 const size_t begin = static_cast<size_t>(id) * tensor.slice_bytes + at;
                 jobs.push_back({tensor.file, tensor.offset + begin, tensor.base + begin,
-                                std::min(MAX_REQUEST, tensor.slice_bytes - at), &layer, id});
+                                std::min(Reader::MAX_REQUEST, tensor.slice_bytes - at), &layer, id});
                 ++expert.n_jobs;
                 ++n_reading_;
             }
@@ -414,7 +421,7 @@ void ExpertStore::give_back(Layer &layer, size_t tensor_index, size_t index) {
     for (size_t i = index + 1; i < layer.experts.size() && end + (i - index - 1) * tensor.slice_bytes < page_up(end);
          ++i)
         if (stays(i)) last = page_down(end);
-    const uintptr_t inner = page_up(begin), inner_end = page_down(end);
+    const auto [inner, inner_end] = own_pages(tensor, index);
     if (inner < inner_end) {
         spares_.put(inner, inner_end - inner);
         if (first < inner) madvise(reinterpret_cast<void *>(first), inner - first, MADV_DONTNEED);

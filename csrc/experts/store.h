@@ -5,6 +5,7 @@
 #include <functional>
 #include <memory>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "bmoe.h"
@@ -126,6 +127,8 @@ class ExpertStore {
     void take(const std::vector<Reader::Done> &done);
     void ahead_of(size_t index, const std::vector<int32_t> &guess);
     void read_postponed();
+    void use_room();
+    static std::pair<uintptr_t, uintptr_t> own_pages(const Tensor &tensor, size_t index);
     void count_uses(Layer &layer, const std::vector<int32_t> &ids, const std::vector<int32_t> &given);
     void judge_guesses(Layer &layer, const std::vector<int32_t> &ids);
     void drop(const std::vector<ReadJob> &jobs);
