@@ -43,7 +43,7 @@ from bmoe.cli.texts import text_or_file
 from bmoe.decide import DecideResult, Refused
 from bmoe.probe import Probe, ProbeFile, Record, read
 from bmoe.probe.pictures import Album
-from bmoe.probe.record import finite
+from bmoe.probe.record import described
 from bmoe.probe.summary import Summary
 from bmoe.records import Asked, asked, read_object
 from bmoe.session import check_prefix_cache
@@ -302,14 +302,7 @@ def _recorded(path: Path) -> Iterator[Record]:
 
 def _decision(record: Record, options: Sequence[str] | None) -> dict[str, Any]:
     return {
-        "seq": record.seq,
-        "n_tokens": record.n_tokens,
-        "n_prefilled": record.n_prefilled,
-        "n_reused": record.n_reused,
-        "prefill_s": record.prefill_s,
-        "choices": list(record.choices),
+        **described(record),
         **({} if options is None else {"options": list(options)}),
-        "best": record.best,
-        "logp": [finite(logp) for logp in record.logp.tolist()],
         "lens_why": record.lens_why or None,
     }

@@ -72,10 +72,9 @@ class Record:
         return len(self.routed.nu) if self.routed else 0
 
 
-def line(record: Record) -> bytes:
-    """A record as it stands in a file, its line end included."""
-    fields: dict[str, Any] = {
-        "v": VERSION,
+def described(record: Record) -> dict[str, Any]:
+    """What a record says of the decision itself, as JSON has it."""
+    return {
         "seq": record.seq,
         "n_tokens": record.n_tokens,
         "n_prefilled": record.n_prefilled,
@@ -84,6 +83,14 @@ def line(record: Record) -> bytes:
         "choices": list(record.choices),
         "best": record.best,
         "logp": [finite(logp) for logp in record.logp.tolist()],
+    }
+
+
+def line(record: Record) -> bytes:
+    """A record as it stands in a file, its line end included."""
+    fields: dict[str, Any] = {
+        "v": VERSION,
+        **described(record),
         "lens": None if record.lens is None else [_short(row) for row in record.lens.tolist()],
         "lens_why": record.lens_why or None,
         "cnt": None,

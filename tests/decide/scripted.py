@@ -9,6 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from bmoe.decide.backend import ChatMessage, Float32Array, State
+from bmoe.decide.reads import Reads
 from bmoe.decide.types import Refused
 
 N_VOCAB = 4096
@@ -17,27 +18,12 @@ N_SPECIAL = 4
 Pieces = tuple[tuple[int, ...], ...]
 
 
-@dataclass(frozen=True)
-class Outcome:
+@dataclass
+class Outcome(Reads):
     cancelled: bool
     n_tokens: int
     prefill_s: float = 1.0
     prefill_cpu_s: float = 2.0
-    read_bytes: int = 0
-    routed_bytes: int = 0
-    ahead_bytes: int = 0
-    wasted_bytes: int = 0
-    n_hits: int = 0
-    n_misses: int = 0
-    io_s: float = 0.0
-    stall_s: float = 0.0
-    mgmt_s: float = 0.0
-    dev_tokens: int = 0
-    dev_read_bytes: int = 0
-    dev_stall_s: float = 0.0
-    dev_routed: int = 0
-    dev_demand: int = 0
-    dev_nodes: int = 0
 
 
 class Saved(bytearray):

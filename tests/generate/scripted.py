@@ -4,6 +4,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from bmoe.decide.backend import ChatMessage
+from bmoe.decide.reads import Reads
 from bmoe.generate import Sampling, TurnPrompt
 
 END, USER, ASSISTANT, SYSTEM, TOOL = 256, 257, 258, 259, 260
@@ -11,28 +12,13 @@ NAMES = {END: "<end>", USER: "<user>", ASSISTANT: "<assistant>", SYSTEM: "<syste
 ROLES = {"user": USER, "assistant": ASSISTANT, "system": SYSTEM}
 
 
-@dataclass(frozen=True)
-class Outcome:
+@dataclass
+class Outcome(Reads):
     cancelled: bool
     n_tokens: int
     prefill_s: float = 1.0
     prefill_cpu_s: float = 2.0
     n_major_faults: int = 3
-    read_bytes: int = 0
-    routed_bytes: int = 0
-    ahead_bytes: int = 0
-    wasted_bytes: int = 0
-    n_hits: int = 0
-    n_misses: int = 0
-    io_s: float = 0.0
-    stall_s: float = 0.0
-    mgmt_s: float = 0.0
-    dev_tokens: int = 0
-    dev_read_bytes: int = 0
-    dev_stall_s: float = 0.0
-    dev_routed: int = 0
-    dev_demand: int = 0
-    dev_nodes: int = 0
 
 
 class ScriptedWriter:
