@@ -4,6 +4,7 @@
 #include <thread>
 
 #include "bmoe.h"
+#include "contain.h"
 #include "device/device.h"
 #include "engine.h"
 #include "error.h"
@@ -252,6 +253,7 @@ int32_t bmoe_device_count(void) {
     int32_t n = 0;
     guard(nullptr, [&] {
         bmoe::install_log_router();
+        bmoe::catch_assertions();
         n = bmoe::device_count();
     });
     return n;
@@ -263,6 +265,7 @@ int32_t bmoe_get_device(int32_t index, bmoe_device *device) {
         if (device->size_bytes != sizeof *device)
             fail(BMOE_E_ARGUMENT, "device->size_bytes is %zu, expected %zu", device->size_bytes, sizeof *device);
         bmoe::install_log_router();
+        bmoe::catch_assertions();
         bmoe::describe_device(index, *device);
     });
 }
@@ -275,7 +278,8 @@ int32_t bmoe_open(bmoe_engine **engine, const char *path, const bmoe_open_params
         require(path, "path");
         const bmoe_open_params checked = checked_params(params);
         bmoe::install_log_router();
-        *engine = bmoe::add_handle(std::make_shared<Engine>(path, checked));
+        bmoe::catch_assertions();
+        *engine = bmoe::add_handle(Engine::open(path, checked));
     });
     if (status != BMOE_OK) copy_error(error, error_cap);
     return status;

@@ -4,8 +4,8 @@
 #include <cinttypes>
 #include <cstdio>
 #include <cstring>
-#include <thread>
 
+#include "contain.h"
 #include "device/state_memory.h"
 #include "error.h"
 #include "ggml-backend.h"
@@ -26,16 +26,40 @@ struct Progress {
     bool stopped;
     static bool step(float fraction, void *self) {
         auto *progress = static_cast<Progress *>(self);
-        if (progress->hook && progress->hook(fraction, progress->user) != 0) progress->stopped = true;
+        on_caller([&] {
+            if (progress->hook && progress->hook(fraction, progress->user) != 0) progress->stopped = true;
+        });
         return !progress->stopped;
     }
 };
 
 std::string why(const LogSink &log) { return log.first_error.empty() ? "llama.cpp gave no reason" : log.first_error; }
 
+// What of the host's is needed while the model is loaded: a thread that is left behind may come to it late.
+struct OwnParams {
+    bmoe_open_params params;
+    std::string path, chat_template, prefill_device;
+
+    OwnParams(const std::string &path_, const bmoe_open_params &given) : params(given), path(path_) {
+        if (given.chat_template) chat_template.assign(given.chat_template, given.chat_template_bytes);
+        if (given.prefill_device) prefill_device = given.prefill_device;
+        if (given.chat_template) params.chat_template = chat_template.data();
+        if (given.prefill_device) params.prefill_device = prefill_device.c_str();
+    }
+    OwnParams(const OwnParams &) = delete;
+    OwnParams &operator=(const OwnParams &) = delete;
+};
+
 }  // namespace
 
-Engine::Engine(const std::string &path, const bmoe_open_params &params)
+std::shared_ptr<Engine> Engine::open(const std::string &path, const bmoe_open_params &params) {
+    std::shared_ptr<Engine> engine(new Engine(params), dispose);
+    const auto own = std::make_shared<OwnParams>(path, params);
+    engine->run([e = engine.get(), own] { e->load(own->path, own->params); });
+    return engine;
+}
+
+Engine::Engine(const bmoe_open_params &params)
     : poll_(params.poll),
       poll_user_(params.poll_user),
       router_hook_(params.router),
@@ -45,7 +69,22 @@ Engine::Engine(const std::string &path, const bmoe_open_params &params)
     log_.hook = params.log;
     log_.user = params.log_user;
     log_.level = params.log_level;
-    LogScope scope(&log_);
+    if (params.prefill_device && *params.prefill_device && !params.inspect) thread_ = std::make_unique<DeviceThread>();
+}
+
+void Engine::run(const std::function<void()> &body) const {
+    if (!thread_) {
+        const LogScope scope(&log_);
+        return body();
+    }
+    thread_->run([this, body] {
+        const LogScope scope(&log_);
+        body();
+    });
+}
+
+void Engine::load(const std::string &path, const bmoe_open_params &params) {
+    const Contained contained;
     file_ = inspect_model(path);
     load_model(path, params);
     specials_ = std::make_unique<SpecialTokens>(vocab());
@@ -58,14 +97,23 @@ Engine::Engine(const std::string &path, const bmoe_open_params &params)
     counters_.size_bytes = sizeof counters_;
 }
 
-Engine::~Engine() {
-    LogScope scope(&log_);
+void Engine::unload() {
     // llama.cpp warns when its buffers have become other than for graphs on one side, and here they run on two.
     if (device_) log_.level = BMOE_LOG_ERROR;
     device_.reset();
     context_.reset();
     threads_.reset();
     model_.reset();
+}
+
+// Where a device was lost everything stays: what computes there may not have ended, and what is freed there is asked of it.
+void Engine::dispose(Engine *engine) {
+    try {
+        engine->run([engine] { engine->unload(); });
+    } catch (...) {
+        return;
+    }
+    delete engine;
 }
 
 void Engine::load_model(const std::string &path, const bmoe_open_params &params) {
@@ -240,6 +288,14 @@ void Engine::fill_info() {
 void Engine::require_context() const {
     if (!broken_.empty())
         fail(BMOE_E_INTERNAL, "the engine failed before (%s) and can only be closed", broken_.c_str());
+    if (thread_) {
+        const std::string lost = thread_->lost();
+        if (!lost.empty())
+            fail(BMOE_E_INTERNAL, "the prefill device was lost before (%s), and the engine can only be closed",
+                 lost.c_str());
+        // What the call needs of the device: nothing, once this was done.
+        run([this] { llama_synchronize(context_.get()); });
+    }
     if (!context_) fail(BMOE_E_UNSUPPORTED, "the engine was opened to inspect the model only, without weights");
 }
 

@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "bmoe.h"
+#include "device/device_thread.h"
 #include "device/prefill_device.h"
 #include "error.h"
 #include "experts/buffer.h"
@@ -48,8 +49,7 @@ struct Cancelled : Error {
 class Engine {
   public:
     // Throws Error. params is complete (defaults filled in by the caller).
-    Engine(const std::string &path, const bmoe_open_params &params);
-    ~Engine();
+    static std::shared_ptr<Engine> open(const std::string &path, const bmoe_open_params &params);
     Engine(const Engine &) = delete;
     Engine &operator=(const Engine &) = delete;
 
@@ -90,6 +90,14 @@ class Engine {
     std::atomic<bool> closing{false};
 
   private:
+    explicit Engine(const bmoe_open_params &params);
+    ~Engine() = default;
+    void load(const std::string &path, const bmoe_open_params &params);
+    void unload();
+    static void dispose(Engine *engine);
+    // With a prefill device on a thread of its own. Throws Error where that is lost: see DeviceThread::run().
+    void run(const std::function<void()> &body) const;
+    bool is_device_lost() const { return thread_ && !thread_->lost().empty(); }
     void load_model(const std::string &path, const bmoe_open_params &params);
     void override_experts_used(llama_model_kv_override &to, int32_t n_used);
     void load_template(const bmoe_open_params &params);
@@ -101,6 +109,7 @@ class Engine {
     enum class Rows { none, last, all };
     void check_tokens(const std::vector<llama_token> &tokens) const;
     bmoe_counters compute(const std::vector<llama_token> &tokens, Rows rows);
+    bmoe_counters compute_here(const std::vector<llama_token> &tokens, Rows rows);
     void decode(llama_token *tokens, int32_t n_tokens, Rows rows);
     void undo_prefill(int32_t position);
     static bool should_stop(void *engine);
@@ -129,7 +138,8 @@ class Engine {
     void find_head();
     int32_t compute_on_device(const llama_batch &batch);
 
-    LogSink log_;
+    std::unique_ptr<DeviceThread> thread_;  // null without a prefill device
+    mutable LogSink log_;
     ModelFile file_;
     bmoe_info info_{};
     bmoe_counters counters_{};

@@ -118,8 +118,10 @@ bool Engine::computed(const ggml_tensor *node) {
     }
     layer = number_after(LAYER_END, node);
     if (layer >= 0 && node->type == GGML_TYPE_F32 && node->ne[1] > 0)
-        layer_hook_(layer, Bytes(node).row<float>(node->ne[1] - 1, node->nb[1]), static_cast<int32_t>(node->ne[0]),
-                    layer_user_);
+        on_caller([&] {
+            layer_hook_(layer, Bytes(node).row<float>(node->ne[1] - 1, node->nb[1]), static_cast<int32_t>(node->ne[0]),
+                        layer_user_);
+        });
     return true;
 }
 
@@ -174,7 +176,7 @@ void Engine::weighted(int32_t layer, const ggml_tensor *node) {
     routing.weights = values.data();
     routing.residency = experts_ ? routed_.residency.data() : nullptr;
     routing.expert_bytes = file_.expert_bytes(layer);
-    router_hook_(&routing, router_user_);
+    on_caller([&] { router_hook_(&routing, router_user_); });
     routed_.layer = -1;
 }
 

@@ -1,10 +1,10 @@
 #include "log.h"
 
-#include <cstdio>
 #include <mutex>
 #include <new>
 
 #include "common/log.h"
+#include "device/device_thread.h"
 #include "error.h"
 #include "llama.h"
 
@@ -29,7 +29,7 @@ static int32_t level_of(ggml_log_level level, int32_t continued) {
 
 void log_line(LogSink &sink, int32_t level, const std::string &line) {
     if (level == BMOE_LOG_ERROR && sink.first_error.empty()) sink.first_error = line;
-    if (sink.hook && level >= sink.level) sink.hook(level, line.c_str(), sink.user);
+    if (sink.hook && level >= sink.level) on_caller([&] { sink.hook(level, line.c_str(), sink.user); });
 }
 
 // llama.cpp logs from destructors, among others: what cannot be said for want of memory is left unsaid.
@@ -52,18 +52,9 @@ static void route(ggml_log_level level, const char *text, void *) {
     }
 }
 
-// The last words of an assertion inside llama.cpp, which ends the process: to the log, or where there is none to stderr.
-static void last_words(const char *message) {
-    if (current_sink && current_sink->hook)
-        log_line(*current_sink, BMOE_LOG_ERROR, legible(message));
-    else
-        fprintf(stderr, "%s\n", message);
-}
-
 void install_log_router() {
     static std::once_flag once;
     std::call_once(once, [] {
-        ggml_set_abort_callback(last_words);
         llama_log_set(route, nullptr);
         common_log_set_verbosity_thold(-1);  // common writes to the terminal by itself otherwise
     });

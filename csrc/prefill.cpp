@@ -10,16 +10,18 @@ namespace bmoe {
 
 using Clock = std::chrono::steady_clock;
 
-// Called by ggml between two nodes of a graph, on the thread that called prefill.
+// Called by ggml between two nodes of a graph, on the thread that runs prefill.
 bool Engine::should_stop(void *self) {
     auto *engine = static_cast<Engine *>(self);
-    if (engine->graph_failure_) return true;
+    if (engine->graph_failure_ || engine->is_device_lost()) return true;
     if (engine->cancel_.load(std::memory_order_relaxed)) return true;
     if (!engine->poll_) return false;
     const auto now = Clock::now();
     if (now - engine->last_poll_ < std::chrono::milliseconds(20)) return false;
     engine->last_poll_ = now;
-    if (engine->poll_(engine->poll_user_) != 0) engine->cancel_ = true;
+    on_caller([&] {
+        if (engine->poll_(engine->poll_user_) != 0) engine->cancel_ = true;
+    });
     return engine->cancel_;
 }
 
@@ -128,6 +130,12 @@ bmoe_counters Engine::prefill_rows(const std::vector<llama_token> &tokens, float
 }
 
 bmoe_counters Engine::compute(const std::vector<llama_token> &tokens, Rows rows) {
+    const auto spent = std::make_shared<bmoe_counters>();
+    run([this, tokens, rows, spent] { *spent = compute_here(tokens, rows); });
+    return *spent;
+}
+
+bmoe_counters Engine::compute_here(const std::vector<llama_token> &tokens, Rows rows) {
     const int32_t begin = position_;
     const bmoe_counters before = counters_;
     std::vector<llama_token> copy = tokens;
@@ -145,6 +153,7 @@ bmoe_counters Engine::compute(const std::vector<llama_token> &tokens, Rows rows)
             decode(copy.data() + at, static_cast<int32_t>(n), at + n == copy.size() ? rows : Rows::none);
             at += n;
         }
+        llama_synchronize(context_.get());
         has_logits_ = true;
     } catch (const Error &error) {
         cancelled = error.status == BMOE_E_CANCELLED;
@@ -154,6 +163,7 @@ bmoe_counters Engine::compute(const std::vector<llama_token> &tokens, Rows rows)
             failure = error.what();
     } catch (const std::exception &error) {
         failure = error.what();
+        if (thread_) thread_->lose(legible(failure));
     }
     const os::Usage usage = os::process_usage();
     counters_.prefill_s += std::chrono::duration<double>(Clock::now() - start).count();

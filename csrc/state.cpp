@@ -4,6 +4,7 @@
 #include <cstring>
 
 #include "checksum.h"
+#include "contain.h"
 #include "engine.h"
 #include "error.h"
 
@@ -89,6 +90,7 @@ void Engine::replace_memory(const uint8_t *payload, size_t n_bytes, int32_t posi
     size_t read = 0;
     log_.first_error.clear();
     try {
+        const Contained contained;
         read = llama_state_seq_set_data(context_.get(), payload, n_bytes, SEQUENCE);
     } catch (const std::exception &) {
         read = 0;

@@ -5,6 +5,7 @@
 #include <system_error>
 
 #include "device/convert.h"
+#include "device/device_thread.h"
 #include "error.h"
 #include "model_file.h"
 
@@ -34,7 +35,12 @@ bool is_padded(const Weight &experts) {
 Loaders::Loaders(int32_t n_threads, size_t n_groups, const Reader *reader, int32_t slow_ms)
     : reader_(reader), slow_ms_(slow_ms), n_left_(n_groups, 0) {
     try {
-        for (int32_t i = 0; i < n_threads; ++i) threads_.emplace_back([this] { work(); });
+        for (int32_t i = 0; i < n_threads; ++i) {
+            threads_.emplace_back([this, of = current_device_thread()] {
+                join_device_thread(of);
+                work();
+            });
+        }
     } catch (const std::system_error &error) {
         stop();
         fail(BMOE_E_MEMORY, "cannot start %d threads to load with: %s", n_threads, error.what());

@@ -1,17 +1,19 @@
 """After a cancel or an error the weights are back on the host; a device that is gone is said to be gone."""
 
+import contextlib
 import os
 import subprocess
 import sys
 import textwrap
 import threading
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-from bmoe_native import Engine, ReadError, Streaming
+from bmoe_native import ClosedError, Engine, EngineError, ReadError, Streaming
 from tests import tiny
 from tests.bmoe_native.test_streaming import SHIM
 from tests.device.server import Server
@@ -51,7 +53,7 @@ def test_a_cancel_is_noticed_and_leaves_nothing_behind(
 
 UNREADABLE = """
     import os, sys
-    from bmoe_native import Engine, ReadError, Streaming
+    from bmoe_native import ClosedError, Engine, EngineError, ReadError, Streaming
     tokens = [int(token) for token in sys.argv[2].split()]
     with Engine.open(
         sys.argv[1], n_ubatch=64, n_threads=1, prefill_device=sys.argv[3], streaming=Streaming(cache_bytes=0)
@@ -96,31 +98,75 @@ def test_a_file_that_changed_is_not_read_for_the_device(server: Server, tmp_path
             engine.prefill(TOKENS[64:128])
 
 
-KILLED = """
-    import sys
-    from bmoe_native import Engine
-    tokens = [int(token) for token in sys.argv[2].split()]
-    with Engine.open(sys.argv[1], n_ubatch=64, prefill_device=sys.argv[3]) as engine:
-        engine.prefill(tokens[:64])
-        print("ready", flush=True)
-        sys.stdin.readline()
-        engine.prefill(tokens)
-        print("computed", flush=True)
-"""
+@contextlib.contextmanager
+def killed_after(server: Server, seconds: float) -> Iterator[None]:
+    timer = threading.Timer(seconds, server.kill)
+    timer.start()
+    yield
+    timer.join()
 
 
-def test_a_server_that_dies_ends_the_process_with_the_reason(paths: dict[str, Path], rpc_library: None) -> None:
-    """ggml's RPC client knows no other end. What matters is that nothing hangs, and that the next engine opens."""
+@pytest.mark.parametrize("streamed", [False, True])
+@pytest.mark.parametrize("after_s", [0.0, 0.05, 0.2])
+def test_a_device_that_is_lost_costs_the_engine_and_not_the_process(
+    after_s: float, streamed: bool, paths: dict[str, Path], rpc_library: None
+) -> None:
+    """Nothing hangs, the reason is told, and other engines, also new ones, go on."""
+    path = paths["qwen3moe"]
+    streaming = Streaming(cache_bytes=0) if streamed else None
     server = Server()
-    command = [sys.executable, "-c", textwrap.dedent(KILLED), paths["llama"], " ".join(map(str, TOKENS)), server.name()]
-    pipe = subprocess.PIPE
-    with subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=pipe, text=True) as process:
-        assert process.stdout is not None and process.stdout.readline() == "ready\n"
-        server.kill()
-        out, said = process.communicate("go\n", timeout=30)
-    assert process.returncode < 0 and out == ""
-    assert "Remote RPC server crashed" in said
+    with Engine.open(path, n_ubatch=64, n_threads=1, repack=False) as other:
+        with Engine.open(
+            path, n_ubatch=64, n_threads=2, prefill_device=server.name("slow=10"), streaming=streaming
+        ) as engine:
+            engine.prefill(TOKENS[:64])
+            if after_s == 0:
+                server.kill()
+            with killed_after(server, after_s), pytest.raises(EngineError, match=r"the prefill device was lost: .*RPC"):
+                engine.prefill(TOKENS[64:])
+            for call in (engine.logits, engine.drop_state, engine.save_state, lambda: engine.prefill(TOKENS[:20])):
+                with pytest.raises(EngineError, match=r"was lost before .*can only be closed"):
+                    call()
+            assert engine.tokenize("hi")
+        with pytest.raises(ClosedError):
+            engine.logits()
+        other.prefill(TOKENS)
+        np.testing.assert_array_equal(other.logits(), cpu_logits(path, len(TOKENS)))
     again = Server()
-    with Engine.open(paths["llama"], n_ubatch=64, prefill_device=again.name()) as engine:
+    with Engine.open(path, n_ubatch=64, n_threads=1, prefill_device=again.name(), streaming=streaming) as engine:
         assert engine.prefill(TOKENS).dev_tokens == 300
+        np.testing.assert_array_equal(engine.logits(), cpu_logits(path, len(TOKENS)))
     again.kill()
+
+
+def test_a_device_that_is_lost_between_two_calls(paths: dict[str, Path], rpc_library: None) -> None:
+    """Closing asks it for its buffers."""
+    server = Server()
+    engine = Engine.open(paths["llama"], n_ubatch=64, prefill_device=server.name())
+    engine.prefill(TOKENS[:64])
+    server.kill()
+    assert engine.logits().size == engine.info.n_vocab
+    engine.close()
+    with Engine.open(paths["llama"], n_ubatch=64) as other:
+        other.prefill(TOKENS)
+
+
+def test_hooks_run_on_the_thread_that_called(paths: dict[str, Path], server: Server) -> None:
+    """Also those of a graph that is computed on the device's thread."""
+    threads: dict[str, set[int]] = {}
+
+    def seen(name: str) -> None:
+        threads.setdefault(name, set()).add(threading.get_ident())
+
+    with Engine.open(
+        paths["qwen3moe"],
+        n_ubatch=64,
+        prefill_device=server.name("slow=10"),
+        log_level=1,
+        on_log=lambda _level, _text: seen("log"),
+        on_progress=lambda _share: seen("progress"),
+        on_routing=lambda _routing: seen("routing"),
+        on_layer=lambda _layer, _state: seen("layer"),
+    ) as engine:
+        engine.prefill(TOKENS)
+    assert threads == {name: {threading.get_ident()} for name in ("log", "progress", "routing", "layer")}
