@@ -170,6 +170,8 @@ def test_a_kv_cache_that_cannot_fit_is_refused_before_it_is_touched(tmp_path: Pa
         ("llama", "llama.block_count", 513, "513 layers, possible are 1 to 512"),
         ("llama", "llama.block_count", 0, "0 layers, possible are 1 to 512"),
         ("llama", "tokenizer.ggml.tokens", ["&", "a", "&"], "vocabulary holds .&. twice"),
+        # llama.cpp sees these, by an assertion.
+        ("gemma4", "gemma4.attention.value_length", 48, r"create a context .* GGML_ASSERT\(n_embd_head == "),
     ],
 )
 def test_metadata_that_contradicts_itself_is_refused(
