@@ -5,7 +5,6 @@ from bmoe_native.types import Info
 
 DEFAULT_MIN_TOKENS = 32  # what 0 stands for
 TYPES = ("gpu", "igpu")  # of devices that can be one
-UNFIT = " cannot be used for this model: "  # says info.prefill_device_why of a device that is there
 
 
 def check_prefill_device(name: str, min_tokens: int = 0) -> None:
@@ -38,8 +37,3 @@ def keeps_prefix(prefix_cache: str, info: Info) -> bool:
             "brings the weights there anew, and a kept prefix makes two pieces of one; auto is off with a device"
         )
     return False
-
-
-def keeps_layout(info: Info) -> bool:
-    """Whether weights are computed with as they lie in the file since a device was asked for, used or not."""
-    return bool(info.prefill_device) or UNFIT in info.prefill_device_why

@@ -206,7 +206,7 @@ class Engine:
         for name in Info.__dataclass_fields__:
             value = getattr(raw, name)
             values[name] = value if isinstance(value, int) else f.string(value).decode("utf-8", "replace")
-        for name in ("is_recurrent", "is_hybrid", "has_template", "adds_bos", "is_streamed", "reads_direct"):
+        for name in ("is_recurrent", "is_hybrid", "has_template", "adds_bos", "is_streamed", "reads_direct", "repack"):
             values[name] = bool(values[name])
         values["kv_type"] = KV_TYPES[raw.kv_type]
         values["think_ctl"] = THINK_CTLS[raw.think_ctl]

@@ -60,6 +60,7 @@ class Info:
     think_end: str  # between reasoning and answer
     is_streamed: bool = False
     reads_direct: bool = False  # past the page cache
+    repack: bool = True  # weights in memory may be laid out anew for this CPU
     streamed_bytes: int = 0  # of experts_bytes
     cache_bytes: int = 0  # budget of experts kept in memory
     prefill_device: str = ""  # that computes wide pieces; "": none does

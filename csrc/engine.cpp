@@ -130,6 +130,7 @@ void Engine::load_model(const std::string &path, const bmoe_open_params &params)
         model.kv_overrides = overrides;
     }
     if (params.stream && !params.inspect && file_.experts_bytes > 0) stream_experts(model, params);
+    info_.repack = model.use_extra_bufts;
     if (params.inspect) {
         model.no_alloc = true;
         model.load_mode = LLAMA_LOAD_MODE_NONE;  // a mapping would be populated

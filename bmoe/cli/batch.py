@@ -13,7 +13,6 @@ from bmoe import Session, batch
 from bmoe.cli.opening import OpenFlags, model_path, open_session
 from bmoe.cli.shell import Shell
 from bmoe.decide import Refused
-from bmoe.prefill_device import keeps_layout
 from bmoe_native.types import Info
 
 
@@ -113,7 +112,7 @@ def _settings(path: Path, files: BatchFlags, flags: OpenFlags) -> dict[str, Any]
 
 def _of_device(info: Info, flags: OpenFlags) -> dict[str, Any]:
     """The same of a device that was asked for; one that is not there decides nothing."""
-    repacked = {"repacked": "none"} if keeps_layout(info) else {}
+    repacked = {} if info.repack else {"repacked": "none"}
     if not info.prefill_device:
         return repacked
     return {**repacked, "prefill_device": info.prefill_device, "prefill_min_tokens": flags.device.min_tokens}

@@ -12,15 +12,16 @@ from tests.cli.conftest import Terminal
 from tests.cli.test_experts import CHAT, DECIDE, GENERATE, MIB, PERPLEXITY
 from tests.fakes import INFO, ScriptedEngine
 
-OPENED = dataclasses.replace(INFO, prefill_device="Vulkan0", prefill_device_bytes=769 * MIB)
+OPENED = dataclasses.replace(INFO, prefill_device="Vulkan0", prefill_device_bytes=769 * MIB, repack=False)
 WHY = "there is no device Vulkan0 here (devices: none)"
 NOT_THERE = dataclasses.replace(INFO, prefill_device_why=WHY)
 UNFIT = dataclasses.replace(
-    INFO, prefill_device_why="the device Vulkan0 cannot be used for this model: it has no room for two layers"
+    INFO,
+    prefill_device_why="the device Vulkan0 cannot be used for this model: it has no room for two layers",
+    repack=False,
 )
 PROBE = ("probe", *DECIDE[1:])
 FLAGS = ("--prefill-device", "Vulkan0")
-OFFLOAD = (Path(__file__).parents[2] / "csrc" / "offload.cpp").read_text()
 
 
 @pytest.mark.parametrize("command", [DECIDE, GENERATE, PERPLEXITY, CHAT, PROBE])
@@ -158,7 +159,6 @@ class TestBatch:
     def test_one_that_does_not_fit_leaves_weights_as_they_lie_in_the_file(
         self, bmoe: Terminal, argv: tuple[str, ...]
     ) -> None:
-        assert '" cannot be used for this model: "' in OFFLOAD
         bmoe.engine = ScriptedEngine(info=UNFIT)
         assert bmoe(*argv, *FLAGS) == 0
         bmoe.engine = ScriptedEngine()

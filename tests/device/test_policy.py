@@ -105,6 +105,7 @@ def test_a_device_that_is_not_there_leaves_everything_on_the_cpu(name: str, why:
         plain.prefill(TOKENS)
         np.testing.assert_array_equal(engine.logits(), plain.logits())
         assert plain.info.prefill_device == plain.info.prefill_device_why == ""
+        assert engine.info.repack and plain.info.repack
 
 
 def test_a_device_without_room_for_two_layers_leaves_everything_on_the_cpu(
@@ -118,6 +119,7 @@ def test_a_device_without_room_for_two_layers_leaves_everything_on_the_cpu(
         Engine.open(paths["llama"], repack=False) as plain,
     ):
         assert len(said) == 1 and "it has no room for two layers, which take 0 MiB" in said[0]
+        assert not engine.info.repack and not plain.info.repack
         assert engine.prefill(TOKENS).dev_tokens == 0
         plain.prefill(TOKENS)
         np.testing.assert_array_equal(engine.logits(), plain.logits())
