@@ -218,7 +218,7 @@ typedef struct bmoe_info {
     char think_end[64];   /* and between reasoning and answer. Special tokens as text */
     int32_t is_streamed;
     int32_t reads_direct; /* past the page cache */
-    int32_t repack;       /* weights in memory may be laid out anew for this CPU: neither no_repack nor a prefill device */
+    int32_t repack; /* weights in memory may be laid out anew for this CPU: neither no_repack nor a prefill device */
     int64_t streamed_bytes;       /* of experts_bytes; 0 where nothing streams */
     int64_t cache_bytes;          /* budget of experts kept in memory, as opened */
     char prefill_device[128];     /* its name; empty where there is none */
