@@ -102,7 +102,7 @@ def _settings(path: Path, files: BatchFlags, flags: OpenFlags) -> dict[str, Any]
         "template": files.template,
         "chat_template": flags.chat_template,
         "system": flags.system,
-        "n_ctx": flags.ctx,
+        "n_ctx": flags.ctx_tokens,
         "n_ubatch": flags.ubatch,
         "prefix_cache": flags.prefix_cache,
         **repacked,

@@ -9,19 +9,9 @@ from bmoe import bench as measuring
 from bmoe.bench import Plan
 from bmoe.cli.bench_record import record
 from bmoe.cli.bench_table import shown
-from bmoe.cli.experts import (
-    CacheMbFlag,
-    DenseWeightsFlag,
-    ExpertFlags,
-    IoThreadsFlag,
-    MoeStreamFlag,
-    NExpertUsedFlag,
-    NoOdirectFlag,
-    NoRepackFlag,
-    PrefetchFlag,
-    opened,
-)
-from bmoe.cli.opening import CtxFlag, JsonFlag, ModelFlag, ThreadsFlag, UbatchFlag, model_path
+from bmoe.cli.declared import shares, typed
+from bmoe.cli.experts import ExpertFlags, opened
+from bmoe.cli.opening import JsonFlag, ModelFlags, model_path
 from bmoe.cli.shell import Shell
 from bmoe.cli.texts import file_text
 from bmoe.decide import Refused
@@ -56,6 +46,7 @@ Exit codes:
 """
 
 
+@shares(ModelFlags, ExpertFlags, before="as_json")
 def bench(
     ctx: typer.Context,
     tokens: Annotated[
@@ -69,27 +60,15 @@ def bench(
     ] = None,
     no_template: Annotated[bool, typer.Option("--no-template", help="A FILE is the prompt itself.")] = False,
     stock: Annotated[bool, typer.Option("--stock", help="Compare with the model mapped, as llama.cpp does.")] = False,
-    n_expert_used: NExpertUsedFlag = 0,
     drop_caches: Annotated[bool, typer.Option("--drop-caches", help="Empty the page cache first; root only.")] = False,
-    model: ModelFlag = None,
-    threads: ThreadsFlag = 0,
-    ctx_tokens: CtxFlag = 0,
-    ubatch: UbatchFlag = 0,
-    moe_stream: MoeStreamFlag = False,
-    cache_mb: CacheMbFlag = None,
-    io_threads: IoThreadsFlag = None,
-    no_odirect: NoOdirectFlag = False,
-    prefetch: PrefetchFlag = None,
-    dense_weights: DenseWeightsFlag = None,
-    no_repack: NoRepackFlag = False,
     as_json: JsonFlag = False,
 ) -> None:
-    experts = ExpertFlags.typed(ctx)
+    flags, experts = typed(ModelFlags, ctx), typed(ExpertFlags, ctx)
     if prompt and (tokens is not None or (repeat is not None and not stock)):
         raise Refused("--prompt takes the place of --tokens and --repeat: leave them out")
     if no_template and not prompt:
         raise Refused("--no-template does nothing without --prompt")
-    if stock and not moe_stream:
+    if stock and not experts.moe_stream:
         raise Refused("--stock compares with streaming: give --moe-stream")
     if stock and len(prompt or ()) % 2:
         raise Refused("--stock takes files in pairs: what is answered first, and what is after it")
@@ -101,16 +80,16 @@ def bench(
         stock=stock,
         streaming=experts.streaming,
         repack=experts.repack,
-        n_threads=threads,
-        n_ubatch=ubatch,
-        n_ctx=ctx_tokens,
-        n_expert_used=n_expert_used,
+        n_threads=flags.threads,
+        n_ubatch=flags.ubatch,
+        n_ctx=flags.ctx_tokens,
+        n_expert_used=flags.n_expert_used,
         drop_caches=drop_caches,
     )
     shell: Shell = ctx.obj
     if experts.without_effect:
         shell.note(f"bmoe: {experts.without_effect}")
-    path = model_path(shell, model)
+    path = model_path(shell, flags.model)
     with shell.err.status("measuring") as status:
         report = measuring.measure(
             path, plan, on_stage=status.update, on_repetition=lambda text: shell.note(f"bmoe: {text}")

@@ -11,17 +11,8 @@ from rich.text import Text
 
 from bmoe import BadLogits, Session
 from bmoe.cli import render
-from bmoe.cli.experts import (
-    CacheMbFlag,
-    DenseWeightsFlag,
-    IoThreadsFlag,
-    MoeStreamFlag,
-    NExpertUsedFlag,
-    NoOdirectFlag,
-    NoRepackFlag,
-    PrefetchFlag,
-    RouteTraceFlag,
-)
+from bmoe.cli.declared import shares
+from bmoe.cli.experts import ExpertFlags, RouteTraceFlag
 from bmoe.cli.generate import (
     Answer,
     MinPFlag,
@@ -34,12 +25,9 @@ from bmoe.cli.generate import (
     TopPFlag,
 )
 from bmoe.cli.opening import (
-    CtxFlag,
-    ModelFlag,
+    ModelFlags,
     SystemFlag,
     TemplateFlag,
-    ThreadsFlag,
-    UbatchFlag,
     VerboseFlag,
     cancelled_by_ctrl_c,
     interrupted,
@@ -47,7 +35,7 @@ from bmoe.cli.opening import (
     open_flags,
     open_session,
 )
-from bmoe.cli.prefill_device import PrefillDeviceFlag, PrefillLoadersFlag, PrefillMinTokensFlag
+from bmoe.cli.prefill_device import DeviceFlags
 from bmoe.cli.shell import Shell
 from bmoe.cli.texts import plain, text_or_file
 from bmoe.decide import Refused
@@ -86,6 +74,7 @@ _CUT = {
 }
 
 
+@shares(ModelFlags, ExpertFlags, DeviceFlags, before="route_trace")
 def chat(
     ctx: typer.Context,
     n_predict: Annotated[
@@ -100,21 +89,6 @@ def chat(
     min_p: MinPFlag = 0.0,
     seed: SeedFlag = 0,
     stop: StopFlag = None,
-    model: ModelFlag = None,
-    threads: ThreadsFlag = 0,
-    ctx_tokens: CtxFlag = 0,
-    ubatch: UbatchFlag = 0,
-    moe_stream: MoeStreamFlag = False,
-    cache_mb: CacheMbFlag = None,
-    io_threads: IoThreadsFlag = None,
-    no_odirect: NoOdirectFlag = False,
-    prefetch: PrefetchFlag = None,
-    dense_weights: DenseWeightsFlag = None,
-    no_repack: NoRepackFlag = False,
-    n_expert_used: NExpertUsedFlag = 0,
-    prefill_device: PrefillDeviceFlag = None,
-    prefill_min_tokens: PrefillMinTokensFlag = None,
-    prefill_loaders: PrefillLoadersFlag = None,
     route_trace: RouteTraceFlag = None,
     verbose: VerboseFlag = False,
 ) -> None:

@@ -9,33 +9,21 @@ from typer.core import TyperCommand
 
 from bmoe import Session
 from bmoe.cli.batch import BatchFlags, run_batch
-from bmoe.cli.experts import (
-    CacheMbFlag,
-    DenseWeightsFlag,
-    IoThreadsFlag,
-    MoeStreamFlag,
-    NExpertUsedFlag,
-    NoOdirectFlag,
-    NoRepackFlag,
-    PrefetchFlag,
-    RouteTraceFlag,
-)
+from bmoe.cli.declared import shares
+from bmoe.cli.experts import ExpertFlags, RouteTraceFlag
 from bmoe.cli.opening import (
-    CtxFlag,
     DecideProbeFlag,
     JsonFlag,
-    ModelFlag,
+    ModelFlags,
     OpenFlags,
     SystemFlag,
     TemplateFlag,
-    ThreadsFlag,
-    UbatchFlag,
     VerboseFlag,
     model_path,
     open_flags,
     open_session,
 )
-from bmoe.cli.prefill_device import PrefillDeviceFlag, PrefillLoadersFlag, PrefillMinTokensFlag
+from bmoe.cli.prefill_device import DeviceFlags
 from bmoe.cli.render import decision
 from bmoe.cli.shell import Shell
 from bmoe.cli.texts import behind_dashes, plain, text_or_file
@@ -130,6 +118,7 @@ class Given:
         return Asked(request=request)
 
 
+@shares(ModelFlags, ExpertFlags, DeviceFlags, before="route_trace")
 def decide(
     ctx: typer.Context,
     question: Annotated[str | None, typer.Argument(metavar="QUESTION", help="What to decide, with --option.")] = None,
@@ -147,22 +136,7 @@ def decide(
     batch: Annotated[str | None, typer.Option(metavar="FILE", help="Requests, one JSON object a line.")] = None,
     out: Annotated[str | None, typer.Option(metavar="FILE", help="Results of --batch; continued if there.")] = None,
     restart: Annotated[bool, typer.Option("--restart", help="Write --out anew.")] = False,
-    model: ModelFlag = None,
-    threads: ThreadsFlag = 0,
-    ctx_tokens: CtxFlag = 0,
-    ubatch: UbatchFlag = 0,
     prefix_cache: Annotated[str, typer.Option(metavar="auto|on|off", help="Keep the state after a prefix.")] = "auto",
-    moe_stream: MoeStreamFlag = False,
-    cache_mb: CacheMbFlag = None,
-    io_threads: IoThreadsFlag = None,
-    no_odirect: NoOdirectFlag = False,
-    prefetch: PrefetchFlag = None,
-    dense_weights: DenseWeightsFlag = None,
-    no_repack: NoRepackFlag = False,
-    n_expert_used: NExpertUsedFlag = 0,
-    prefill_device: PrefillDeviceFlag = None,
-    prefill_min_tokens: PrefillMinTokensFlag = None,
-    prefill_loaders: PrefillLoadersFlag = None,
     route_trace: RouteTraceFlag = None,
     decide_probe: DecideProbeFlag = None,
     as_json: JsonFlag = False,

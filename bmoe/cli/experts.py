@@ -49,13 +49,13 @@ class ExpertFlags:
     Raises: Refused, for a value that means nothing.
     """
 
-    moe_stream: bool = False
-    cache_mb: str | None = None
-    io_threads: int | None = None
-    no_odirect: bool = False
-    prefetch: str | None = None
-    dense_weights: str | None = None
-    no_repack: bool = False
+    moe_stream: MoeStreamFlag = False
+    cache_mb: CacheMbFlag = None
+    io_threads: IoThreadsFlag = None
+    no_odirect: NoOdirectFlag = False
+    prefetch: PrefetchFlag = None
+    dense_weights: DenseWeightsFlag = None
+    no_repack: NoRepackFlag = False
 
     def __post_init__(self) -> None:
         for name, value, allowed in (
@@ -68,11 +68,6 @@ class ExpertFlags:
             raise Refused(
                 f"--cache-mb must be auto or a whole number of MiB from 0 to {MAX_CACHE_MIB}, not {self.cache_mb!r}"
             )
-
-    @classmethod
-    def typed(cls, ctx: typer.Context) -> "ExpertFlags":
-        """Those that a command declares under these names. Raises: Refused."""
-        return cls(**{flag.name: ctx.params[flag.name] for flag in fields(cls) if flag.name in ctx.params})
 
     @property
     def is_auto(self) -> bool:

@@ -10,26 +10,14 @@ from rich.text import Text
 from typer.core import TyperCommand
 
 from bmoe.cli import render
-from bmoe.cli.experts import (
-    CacheMbFlag,
-    DenseWeightsFlag,
-    IoThreadsFlag,
-    MoeStreamFlag,
-    NExpertUsedFlag,
-    NoOdirectFlag,
-    NoRepackFlag,
-    PrefetchFlag,
-    RouteTraceFlag,
-)
+from bmoe.cli.declared import shares
+from bmoe.cli.experts import ExpertFlags, RouteTraceFlag
 from bmoe.cli.opening import (
-    CtxFlag,
     JsonFlag,
-    ModelFlag,
+    ModelFlags,
     OpenFlags,
     SystemFlag,
     TemplateFlag,
-    ThreadsFlag,
-    UbatchFlag,
     VerboseFlag,
     cancelled_by_ctrl_c,
     interrupted,
@@ -38,7 +26,7 @@ from bmoe.cli.opening import (
     open_session,
     stdin_text,
 )
-from bmoe.cli.prefill_device import PrefillDeviceFlag, PrefillLoadersFlag, PrefillMinTokensFlag
+from bmoe.cli.prefill_device import DeviceFlags
 from bmoe.cli.shell import Shell
 from bmoe.cli.texts import behind_dashes, plain, text_or_file
 from bmoe.decide import Refused
@@ -91,6 +79,7 @@ class Generate(TyperCommand):
         return parsed
 
 
+@shares(ModelFlags, ExpertFlags, DeviceFlags, before="route_trace")
 def generate(
     ctx: typer.Context,
     prompt: Annotated[str, typer.Argument(metavar="PROMPT", help="What to answer: TEXT, @FILE or - for stdin.")],
@@ -109,21 +98,6 @@ def generate(
     min_p: MinPFlag = 0.0,
     seed: SeedFlag = 0,
     stop: StopFlag = None,
-    model: ModelFlag = None,
-    threads: ThreadsFlag = 0,
-    ctx_tokens: CtxFlag = 0,
-    ubatch: UbatchFlag = 0,
-    moe_stream: MoeStreamFlag = False,
-    cache_mb: CacheMbFlag = None,
-    io_threads: IoThreadsFlag = None,
-    no_odirect: NoOdirectFlag = False,
-    prefetch: PrefetchFlag = None,
-    dense_weights: DenseWeightsFlag = None,
-    no_repack: NoRepackFlag = False,
-    n_expert_used: NExpertUsedFlag = 0,
-    prefill_device: PrefillDeviceFlag = None,
-    prefill_min_tokens: PrefillMinTokensFlag = None,
-    prefill_loaders: PrefillLoadersFlag = None,
     route_trace: RouteTraceFlag = None,
     as_json: JsonFlag = False,
     verbose: VerboseFlag = False,

@@ -8,7 +8,7 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from types import FrameType
 from typing import Annotated, Any, Protocol
@@ -18,7 +18,8 @@ from rich.progress import BarColumn, DownloadColumn, TextColumn, TimeRemainingCo
 
 from bmoe import Session, models
 from bmoe.cli import experts, prefill_device
-from bmoe.cli.experts import ExpertFlags
+from bmoe.cli.declared import typed
+from bmoe.cli.experts import ExpertFlags, NExpertUsedFlag
 from bmoe.cli.prefill_device import DeviceFlags
 from bmoe.cli.shell import Shell
 from bmoe.cli.texts import file_text
@@ -53,18 +54,24 @@ JsonFlag = Annotated[bool, typer.Option("--json", help="One JSON object on stdou
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class OpenFlags:
-    """The flags that decide how a model is opened; 0 is the engine's default."""
+class ModelFlags:
+    """Which model, and in what sizes; 0 is the engine's default."""
 
-    model: str | None = None
-    threads: int = 0
-    ctx: int = 0
-    ubatch: int = 0
+    model: ModelFlag = None
+    threads: ThreadsFlag = 0
+    ctx_tokens: CtxFlag = 0
+    ubatch: UbatchFlag = 0
+    n_expert_used: NExpertUsedFlag = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OpenFlags(ModelFlags):
+    """The flags that decide how a model is opened."""
+
     chat_template: str | None = None
     system: str | None = None
     prefix_cache: str = "auto"
     experts: ExpertFlags = field(default_factory=ExpertFlags)
-    n_expert_used: int = 0
     device: DeviceFlags = field(default_factory=DeviceFlags)
     route_trace: RouteTrace | None = None
     probe: Probe | None = None
@@ -77,31 +84,26 @@ class OpenFlags:
 
 
 def open_flags(ctx: typer.Context, **others: Any) -> OpenFlags:
-    """What was typed of the flags that most commands declare, by the names of their parameters; `others` as they are.
+    """What was typed of the flags that most commands share; `others` as they are.
 
     Traces are opened here, before a model that may take a long fetch, and closed when the command ends.
 
     Raises: Refused.
     """
-    typed = ctx.params
     shell: Shell = ctx.obj
-    experts, device = ExpertFlags.typed(ctx), DeviceFlags.typed(ctx)
-    template = typed.get("template")
+    experts, device = typed(ExpertFlags, ctx), typed(DeviceFlags, ctx)
+    template = ctx.params.get("template")
     chat_template = None if template is None else file_text("--template", template)
-    trace = typed["route_trace"]
-    probe = typed.get("decide_probe")
+    trace = ctx.params["route_trace"]
+    probe = ctx.params.get("decide_probe")
     return OpenFlags(
-        model=typed["model"],
-        threads=typed["threads"],
-        ctx=typed["ctx_tokens"],
-        ubatch=typed["ubatch"],
+        **asdict(typed(ModelFlags, ctx)),
         experts=experts,
         chat_template=chat_template,
-        n_expert_used=typed["n_expert_used"],
         device=device,
         route_trace=None if trace is None else ctx.with_resource(RouteTrace(trace, note=shell.note)),
         probe=None if probe is None else Probe(ctx.with_resource(ProbeFile(probe, note=shell.note)).write),
-        verbose=typed["verbose"],
+        verbose=ctx.params["verbose"],
         **others,
     )
 
@@ -162,7 +164,7 @@ def opened(shell: Shell, path: Path, flags: OpenFlags, *, command: str = "bmoe",
     return shell.open_session(
         path,
         n_threads=flags.threads,
-        n_ctx=flags.ctx,
+        n_ctx=flags.ctx_tokens,
         n_ubatch=flags.ubatch,
         chat_template=flags.chat_template,
         system=flags.system,

@@ -8,24 +8,12 @@ import typer
 from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemainingColumn
 
 from bmoe.cli import render
-from bmoe.cli.experts import (
-    CacheMbFlag,
-    DenseWeightsFlag,
-    IoThreadsFlag,
-    MoeStreamFlag,
-    NExpertUsedFlag,
-    NoOdirectFlag,
-    NoRepackFlag,
-    PrefetchFlag,
-    RouteTraceFlag,
-)
+from bmoe.cli.declared import shares
+from bmoe.cli.experts import ExpertFlags, RouteTraceFlag
 from bmoe.cli.opening import (
-    CtxFlag,
     JsonFlag,
-    ModelFlag,
+    ModelFlags,
     OpenFlags,
-    ThreadsFlag,
-    UbatchFlag,
     VerboseFlag,
     cancelled_by_ctrl_c,
     interrupted,
@@ -34,7 +22,7 @@ from bmoe.cli.opening import (
     open_session,
     stdin_text,
 )
-from bmoe.cli.prefill_device import PrefillDeviceFlag, PrefillLoadersFlag, PrefillMinTokensFlag
+from bmoe.cli.prefill_device import DeviceFlags
 from bmoe.cli.shell import Shell
 from bmoe.cli.texts import file_text, plain
 from bmoe.decide import Refused
@@ -66,6 +54,7 @@ Ctrl-C shows the estimate so far. Exit codes:
 """
 
 
+@shares(ModelFlags, ExpertFlags, DeviceFlags, before="route_trace")
 def perplexity(
     ctx: typer.Context,
     file: Annotated[str | None, typer.Argument(metavar="FILE", help="The text, or - for stdin.")] = None,
@@ -82,21 +71,6 @@ def perplexity(
         list[str] | None, typer.Option("--choice", metavar="TEXT", help="Score this after the text; repeat.")
     ] = None,
     tokens: Annotated[bool, typer.Option("--tokens", help="With --json: log p of every token, too.")] = False,
-    model: ModelFlag = None,
-    threads: ThreadsFlag = 0,
-    ctx_tokens: CtxFlag = 0,
-    ubatch: UbatchFlag = 0,
-    moe_stream: MoeStreamFlag = False,
-    cache_mb: CacheMbFlag = None,
-    io_threads: IoThreadsFlag = None,
-    no_odirect: NoOdirectFlag = False,
-    prefetch: PrefetchFlag = None,
-    dense_weights: DenseWeightsFlag = None,
-    no_repack: NoRepackFlag = False,
-    n_expert_used: NExpertUsedFlag = 0,
-    prefill_device: PrefillDeviceFlag = None,
-    prefill_min_tokens: PrefillMinTokensFlag = None,
-    prefill_loaders: PrefillLoadersFlag = None,
     route_trace: RouteTraceFlag = None,
     as_json: JsonFlag = False,
     verbose: VerboseFlag = False,

@@ -1,7 +1,7 @@
 """The prefill device: the flags, and what is said of it."""
 
 from collections.abc import Iterator
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from typing import Annotated
 
 import typer
@@ -31,17 +31,12 @@ class DeviceFlags:
     Raises: Refused, for a device that is never one.
     """
 
-    prefill_device: str | None = None
-    prefill_min_tokens: int | None = None
-    prefill_loaders: int | None = None
+    prefill_device: PrefillDeviceFlag = None
+    prefill_min_tokens: PrefillMinTokensFlag = None
+    prefill_loaders: PrefillLoadersFlag = None
 
     def __post_init__(self) -> None:
         check_prefill_device(self.name, self.prefill_min_tokens or 0)
-
-    @classmethod
-    def typed(cls, ctx: typer.Context) -> "DeviceFlags":
-        """Those that a command declares under these names. Raises: Refused."""
-        return cls(**{flag.name: ctx.params[flag.name] for flag in fields(cls) if flag.name in ctx.params})
 
     @property
     def name(self) -> str:

@@ -12,32 +12,20 @@ from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemaini
 from bmoe import BadLogits, Session, batch
 from bmoe.cli import probe_view, render
 from bmoe.cli.decide import Given
-from bmoe.cli.experts import (
-    CacheMbFlag,
-    DenseWeightsFlag,
-    IoThreadsFlag,
-    MoeStreamFlag,
-    NExpertUsedFlag,
-    NoOdirectFlag,
-    NoRepackFlag,
-    PrefetchFlag,
-    RouteTraceFlag,
-)
+from bmoe.cli.declared import shares
+from bmoe.cli.experts import ExpertFlags, RouteTraceFlag
 from bmoe.cli.opening import (
-    CtxFlag,
     JsonFlag,
-    ModelFlag,
+    ModelFlags,
     OpenFlags,
     SystemFlag,
     TemplateFlag,
-    ThreadsFlag,
-    UbatchFlag,
     VerboseFlag,
     model_path,
     open_flags,
     open_session,
 )
-from bmoe.cli.prefill_device import PrefillDeviceFlag, PrefillLoadersFlag, PrefillMinTokensFlag
+from bmoe.cli.prefill_device import DeviceFlags
 from bmoe.cli.shell import Shell
 from bmoe.cli.texts import text_or_file
 from bmoe.decide import DecideResult, Refused
@@ -139,6 +127,7 @@ class _Shown:
         }
 
 
+@shares(ModelFlags, ExpertFlags, DeviceFlags, before="route_trace")
 def probe(
     ctx: typer.Context,
     question: Annotated[str | None, typer.Argument(metavar="QUESTION", help="What to decide, with --option.")] = None,
@@ -162,24 +151,9 @@ def probe(
     record: Annotated[Path | None, typer.Option(metavar="FILE", help="Append a line of JSON per decision.")] = None,
     png: Annotated[Path | None, typer.Option(metavar="DIR", help="Draw pictures; needs matplotlib.")] = None,
     svg: Annotated[Path | None, typer.Option(metavar="DIR", help="The same as SVG.")] = None,
-    model: ModelFlag = None,
-    threads: ThreadsFlag = 0,
-    ctx_tokens: CtxFlag = 0,
-    ubatch: UbatchFlag = 0,
     prefix_cache: Annotated[
         str, typer.Option(metavar="auto|on|off", help="Keep the state after a prefix; what is restored is not probed.")
     ] = "off",
-    moe_stream: MoeStreamFlag = False,
-    cache_mb: CacheMbFlag = None,
-    io_threads: IoThreadsFlag = None,
-    no_odirect: NoOdirectFlag = False,
-    prefetch: PrefetchFlag = None,
-    dense_weights: DenseWeightsFlag = None,
-    no_repack: NoRepackFlag = False,
-    n_expert_used: NExpertUsedFlag = 0,
-    prefill_device: PrefillDeviceFlag = None,
-    prefill_min_tokens: PrefillMinTokensFlag = None,
-    prefill_loaders: PrefillLoadersFlag = None,
     route_trace: RouteTraceFlag = None,
     as_json: JsonFlag = False,
     verbose: VerboseFlag = False,

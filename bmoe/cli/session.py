@@ -14,34 +14,22 @@ from typer.core import TyperCommand
 
 from bmoe import Session, protocol
 from bmoe.cli import wire
-from bmoe.cli.experts import (
-    CacheMbFlag,
-    DenseWeightsFlag,
-    IoThreadsFlag,
-    MoeStreamFlag,
-    NExpertUsedFlag,
-    NoOdirectFlag,
-    NoRepackFlag,
-    PrefetchFlag,
-    RouteTraceFlag,
-)
+from bmoe.cli.declared import shares
+from bmoe.cli.experts import ExpertFlags, RouteTraceFlag
 from bmoe.cli.narrator import Narrator
 from bmoe.cli.opening import (
-    CtxFlag,
     DecideProbeFlag,
-    ModelFlag,
+    ModelFlags,
     OpenFlags,
     SystemFlag,
     TemplateFlag,
-    ThreadsFlag,
-    UbatchFlag,
     VerboseFlag,
     model_path,
     open_flags,
     opened,
     said_of,
 )
-from bmoe.cli.prefill_device import PrefillDeviceFlag, PrefillLoadersFlag, PrefillMinTokensFlag
+from bmoe.cli.prefill_device import DeviceFlags
 from bmoe.cli.shell import Shell
 from bmoe.cli.texts import text_or_file
 from bmoe.decide import DecideRequest, DecideResult
@@ -94,30 +82,16 @@ class SessionCommand(TyperCommand):
         return parsed
 
 
+@shares(ModelFlags, ExpertFlags, DeviceFlags, before="csv")
 def session(
     ctx: typer.Context,
-    model: ModelFlag = None,
     decide: Annotated[bool, typer.Option("--decide", help="Accept decisions.")] = False,
     prefix_cache: Annotated[
         str | None,
         typer.Option("--decide-prefix-cache", metavar="auto|on|off", help="Keep the state after a prefix. [auto]"),
     ] = None,
-    threads: ThreadsFlag = 0,
-    ctx_tokens: CtxFlag = 0,
-    ubatch: UbatchFlag = 0,
     template: TemplateFlag = None,
     system: SystemFlag = None,
-    moe_stream: MoeStreamFlag = False,
-    cache_mb: CacheMbFlag = None,
-    io_threads: IoThreadsFlag = None,
-    no_odirect: NoOdirectFlag = False,
-    prefetch: PrefetchFlag = None,
-    dense_weights: DenseWeightsFlag = None,
-    no_repack: NoRepackFlag = False,
-    n_expert_used: NExpertUsedFlag = 0,
-    prefill_device: PrefillDeviceFlag = None,
-    prefill_min_tokens: PrefillMinTokensFlag = None,
-    prefill_loaders: PrefillLoadersFlag = None,
     csv: Annotated[Path | None, typer.Option(metavar="FILE", help="Append a row per token and decision.")] = None,
     route_trace: RouteTraceFlag = None,
     decide_probe: DecideProbeFlag = None,
