@@ -11,19 +11,9 @@ from rich.text import Text
 
 from bmoe import BadLogits, Session
 from bmoe.cli import render
-from bmoe.cli.declared import shares
+from bmoe.cli.declared import shares, typed
 from bmoe.cli.experts import ExpertFlags, RouteTraceFlag
-from bmoe.cli.generate import (
-    Answer,
-    MinPFlag,
-    ReaderLeft,
-    SeedFlag,
-    StopFlag,
-    TemperatureFlag,
-    ThinkFlag,
-    TopKFlag,
-    TopPFlag,
-)
+from bmoe.cli.generate import Answer, AnswerFlags, ReaderLeft
 from bmoe.cli.opening import (
     ModelFlags,
     SystemFlag,
@@ -37,9 +27,9 @@ from bmoe.cli.opening import (
 )
 from bmoe.cli.prefill_device import DeviceFlags
 from bmoe.cli.shell import Shell
-from bmoe.cli.texts import plain, text_or_file
+from bmoe.cli.texts import plain
 from bmoe.decide import Refused
-from bmoe.generate import GenerateRequest, GenerateResult, Sampling
+from bmoe.generate import GenerateRequest, GenerateResult
 from bmoe_native.errors import ArgumentError
 
 HELP = """Talk with a model. Each message is answered in the light of what was said before.
@@ -74,7 +64,7 @@ _CUT = {
 }
 
 
-@shares(ModelFlags, ExpertFlags, DeviceFlags, before="route_trace")
+@shares(AnswerFlags, ModelFlags, ExpertFlags, DeviceFlags, before="route_trace")
 def chat(
     ctx: typer.Context,
     n_predict: Annotated[
@@ -82,25 +72,11 @@ def chat(
     ] = 1024,
     system: SystemFlag = None,
     template: TemplateFlag = None,
-    think: ThinkFlag = False,
-    temperature: TemperatureFlag = 0.0,
-    top_k: TopKFlag = 0,
-    top_p: TopPFlag = 1.0,
-    min_p: MinPFlag = 0.0,
-    seed: SeedFlag = 0,
-    stop: StopFlag = None,
     route_trace: RouteTraceFlag = None,
     verbose: VerboseFlag = False,
 ) -> None:
     shell: Shell = ctx.obj
-    like = GenerateRequest(
-        prompt="",
-        n_predict=n_predict,
-        think=think,
-        system=None if system is None else text_or_file("--system", system),
-        sampling=Sampling(temperature=temperature, top_k=top_k, top_p=top_p, min_p=min_p, seed=seed),
-        stop=tuple(map(plain, stop or ())),
-    )
+    like = typed(AnswerFlags, ctx).request("", system, n_predict=n_predict)
     flags = open_flags(ctx)
     path = model_path(shell, flags.model)
     lines = _typed(shell) if sys.stdin is not None and sys.stdin.isatty() else _piped

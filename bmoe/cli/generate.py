@@ -1,7 +1,7 @@
 """bmoe generate"""
 
 import select
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from typing import Annotated, Any
 
 import typer
@@ -10,7 +10,7 @@ from rich.text import Text
 from typer.core import TyperCommand
 
 from bmoe.cli import render
-from bmoe.cli.declared import shares
+from bmoe.cli.declared import shares, typed
 from bmoe.cli.experts import ExpertFlags, RouteTraceFlag
 from bmoe.cli.opening import (
     JsonFlag,
@@ -58,19 +58,40 @@ Ctrl-C ends the answer and keeps what was said. Exit codes:
   0 answered   1 engine failed   2 refused, wrong usage   130 interrupted
 """
 
-ThinkFlag = Annotated[bool, typer.Option("--think", help="Let it reason first, where its template can.")]
-TemperatureFlag = Annotated[
-    float, typer.Option("--temperature", metavar="X", help="0: the likeliest token; above: draw, 1 as the model says.")
-]
-TopKFlag = Annotated[int, typer.Option("--top-k", metavar="N", help="Draw from the N likeliest; 0: all.")]
-TopPFlag = Annotated[float, typer.Option("--top-p", metavar="X", help="Draw from the likeliest that hold this mass.")]
-MinPFlag = Annotated[
-    float, typer.Option("--min-p", metavar="X", help="Drop what is less than X times as likely as the first.")
-]
-SeedFlag = Annotated[int, typer.Option("--seed", metavar="N", help="Which draw; no part in it at temperature 0.")]
-StopFlag = Annotated[
-    list[str] | None, typer.Option("--stop", metavar="TEXT", help="End before this text; repeat for several.")
-]
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AnswerFlags:
+    """How an answer is made."""
+
+    think: Annotated[bool, typer.Option("--think", help="Let it reason first, where its template can.")] = False
+    temperature: Annotated[
+        float,
+        typer.Option("--temperature", metavar="X", help="0: the likeliest token; above: draw, 1 as the model says."),
+    ] = 0.0
+    top_k: Annotated[int, typer.Option("--top-k", metavar="N", help="Draw from the N likeliest; 0: all.")] = 0
+    top_p: Annotated[
+        float, typer.Option("--top-p", metavar="X", help="Draw from the likeliest that hold this mass.")
+    ] = 1.0
+    min_p: Annotated[
+        float, typer.Option("--min-p", metavar="X", help="Drop what is less than X times as likely as the first.")
+    ] = 0.0
+    seed: Annotated[int, typer.Option("--seed", metavar="N", help="Which draw; no part in it at temperature 0.")] = 0
+    stop: Annotated[
+        list[str] | None, typer.Option("--stop", metavar="TEXT", help="End before this text; repeat for several.")
+    ] = None
+
+    def request(self, prompt: str, system: str | None, **others: Any) -> GenerateRequest:
+        """`others` are GenerateRequest's. Raises: Refused."""
+        return GenerateRequest(
+            prompt=prompt,
+            think=self.think,
+            system=None if system is None else text_or_file("--system", system),
+            sampling=Sampling(
+                temperature=self.temperature, top_k=self.top_k, top_p=self.top_p, min_p=self.min_p, seed=self.seed
+            ),
+            stop=tuple(map(plain, self.stop or ())),
+            **others,
+        )
 
 
 class Generate(TyperCommand):
@@ -79,7 +100,7 @@ class Generate(TyperCommand):
         return parsed
 
 
-@shares(ModelFlags, ExpertFlags, DeviceFlags, before="route_trace")
+@shares(AnswerFlags, ModelFlags, ExpertFlags, DeviceFlags, before="route_trace")
 def generate(
     ctx: typer.Context,
     prompt: Annotated[str, typer.Argument(metavar="PROMPT", help="What to answer: TEXT, @FILE or - for stdin.")],
@@ -91,28 +112,15 @@ def generate(
     no_template: Annotated[
         bool, typer.Option("--no-template", help="The prompt is raw text, to be continued.")
     ] = False,
-    think: ThinkFlag = False,
-    temperature: TemperatureFlag = 0.0,
-    top_k: TopKFlag = 0,
-    top_p: TopPFlag = 1.0,
-    min_p: MinPFlag = 0.0,
-    seed: SeedFlag = 0,
-    stop: StopFlag = None,
     route_trace: RouteTraceFlag = None,
     as_json: JsonFlag = False,
     verbose: VerboseFlag = False,
 ) -> None:
-    if no_template and (template is not None or system is not None or think):
+    answer = typed(AnswerFlags, ctx)
+    if no_template and (template is not None or system is not None or answer.think):
         raise Refused("--no-template leaves nothing for --template, --system or --think to act on")
-    request = GenerateRequest(
-        prompt=stdin_text("PROMPT") if prompt == "-" else text_or_file("PROMPT", prompt),
-        n_predict=n_predict,
-        think=think,
-        system=None if system is None else text_or_file("--system", system),
-        template=not no_template,
-        sampling=Sampling(temperature=temperature, top_k=top_k, top_p=top_p, min_p=min_p, seed=seed),
-        stop=tuple(map(plain, stop or ())),
-    )
+    text = stdin_text("PROMPT") if prompt == "-" else text_or_file("PROMPT", prompt)
+    request = answer.request(text, system, n_predict=n_predict, template=not no_template)
     _generate(ctx.obj, request, open_flags(ctx), as_json)
 
 
