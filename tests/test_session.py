@@ -24,7 +24,7 @@ from tests.decide.scripted import SYSTEM
 from tests.fakes import INFO, ScriptedEngine
 
 ASK = DecideRequest(prefix="one two three", suffix=" four", choices=("A", "B"))
-WAIT_S = 30
+WAIT_S = 120  # only a hang is to end by it
 
 
 def bits(result: DecideResult) -> tuple[float, ...]:

@@ -23,7 +23,7 @@ from tests.cli.conftest import Terminal
 from tests.fakes import ScriptedEngine
 
 CHAT = ("chat", "-m", "x.gguf")
-WAIT_S = 60
+WAIT_S = 120  # only a hang is to end by it
 Type = Callable[[bytes], None]
 
 

@@ -17,7 +17,7 @@ from tests.decide.scripted import USER
 from tests.fakes import ScriptedEngine
 
 ASK = ("generate", "-m", "x.gguf", "How are you?")
-WAIT_S = 60
+WAIT_S = 120  # only a hang is to end by it
 
 
 def spoken(bmoe: Terminal, *words: str | bytes) -> None:

@@ -19,7 +19,7 @@ from tests.fakes import ScriptedEngine
 
 TEXT = "one two three four five six seven eight nine ten"
 SCORE = ("perplexity", "-m", "x.gguf")
-WAIT_S = 60
+WAIT_S = 120  # only a hang is to end by it
 
 
 def scored(text: str = TEXT, **fields: object) -> object:

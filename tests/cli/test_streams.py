@@ -11,7 +11,7 @@ import pytest
 
 ASK = ("decide", "-m", "x.gguf", "Which team?", "--option", "billing", "--option", "sales")
 LIST = ("models", "list", "--json")
-WAIT_S = 60
+WAIT_S = 120  # only a hang is to end by it
 # A process with its own standard streams, and a scripted engine behind them.
 PROGRAM = """
     import sys

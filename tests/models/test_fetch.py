@@ -12,7 +12,7 @@ from bmoe import models
 from bmoe.fetching import FetchError, Report
 from tests.models import packages
 
-WAIT_S = 30
+WAIT_S = 120  # only a hang is to end by it
 
 
 class Shelf:

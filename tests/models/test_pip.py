@@ -14,7 +14,7 @@ from bmoe import models
 from bmoe.fetching import FetchError, pip_download
 from tests.models import packages
 
-WAIT_S = 60
+WAIT_S = 120  # only a hang is to end by it
 
 
 @pytest.fixture(autouse=True)

@@ -26,7 +26,7 @@ from tests import tiny
 from tests.cli.conftest import Terminal
 from tests.tiny.family import HEAD, N_EMBD, N_FF, N_HEAD, N_HEAD_KV, N_LAYER, Draw, Tensors, attention, ffn, ones
 
-WAIT_S = 60
+WAIT_S = 120  # only a hang is to end by it
 TOKENS = [int(token) for token in np.random.default_rng(7).integers(0, 256, 200)]
 
 

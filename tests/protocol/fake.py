@@ -14,7 +14,7 @@ from bmoe.decide import DecideRequest, DecideResult, Refused
 from bmoe.generate import GenerateRequest, GenerateResult, Step
 from bmoe.serve import End, Outlet, Server, Watcher
 
-WAIT_S = 30
+WAIT_S = 120  # only a hang is to end by it
 DOC = Path(__file__).parents[2] / "docs" / "telemetry.md"
 FINAL = ("DECIDE", "DONE", "ERROR")
 
