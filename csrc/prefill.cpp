@@ -1,6 +1,7 @@
 // Tokens to logits: pieces one ubatch wide, stopped within one graph.
 #include <algorithm>
 #include <cinttypes>
+#include <new>
 
 #include "engine.h"
 #include "error.h"
@@ -161,9 +162,11 @@ bmoe_counters Engine::compute_here(const std::vector<llama_token> &tokens, Rows 
             unread = error;
         else if (!cancelled)
             failure = error.what();
+    } catch (const std::bad_alloc &) {
+        failure = "out of memory";
     } catch (const std::exception &error) {
         failure = error.what();
-        if (thread_) thread_->lose(legible(failure));
+        if (on_device_) thread_->lose(legible(failure));
     }
     const os::Usage usage = os::process_usage();
     counters_.prefill_s += std::chrono::duration<double>(Clock::now() - start).count();
