@@ -39,8 +39,6 @@ KEPT = ("CMakeLists.txt", "LICENSE", "AUTHORS", "cmake", "common", "ggml", "incl
 
 WRAPPER = Path(__file__).resolve().parent / "llama"
 
-# GGML_NATIVE=OFF leaves ggml's own baseline: on x86-64 SSE4.2, AVX, AVX2, BMI2, FMA and F16C (any CPU since 2013),
-# elsewhere what the compiler targets by default.
 FLAGS = {
     "CMAKE_BUILD_TYPE": "Release",
     "CMAKE_C_VISIBILITY_PRESET": "hidden",
@@ -64,6 +62,18 @@ FLAGS = {
     "CMAKE_DISABLE_FIND_PACKAGE_Git": "ON",
     "GIT_EXE": "OFF",
     "GIT_EXECUTABLE": "OFF",
+}
+
+# What GGML_NATIVE=OFF is built for, by the compiler's machine: the levels that docs/wheels.md states. Every option is
+# given, so that a new llama.cpp cannot change one.
+LEVELS = {
+    "x86_64": {
+        **dict.fromkeys(("GGML_SSE42", "GGML_AVX", "GGML_AVX2", "GGML_BMI2", "GGML_FMA", "GGML_F16C"), "ON"),
+        **dict.fromkeys(("GGML_AVX_VNNI", "GGML_AVX512", "GGML_AVX512_BF16"), "OFF"),
+        **dict.fromkeys(("GGML_AVX512_VBMI", "GGML_AVX512_VNNI"), "OFF"),
+        **dict.fromkeys(("GGML_AMX_TILE", "GGML_AMX_INT8", "GGML_AMX_BF16"), "OFF"),
+    },
+    "aarch64": {"GGML_CPU_ARM_ARCH": "armv8.2-a+dotprod"},
 }
 
 CC_NAMES = ("cc", "gcc", "clang")
@@ -269,6 +279,11 @@ def compiler_identity(command: str, native: bool) -> list[str]:
     return identity
 
 
+def target_machine(command: str) -> str:
+    """x86_64 or aarch64, or another, from what the compiler calls it."""
+    return output_of([*shlex.split(command), "-dumpmachine"]).partition("-")[0]
+
+
 def output_of(command: list[str]) -> str:
     try:
         result = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, text=True, errors="replace")
@@ -370,6 +385,8 @@ def ensure_llama(cache: Path, *, source: Path | None = None, sdist: Path | None 
     flags |= {"LLAMA_BUILD_COMMIT": commit, "LLAMA_BUILD_NUMBER": "0"}
     compilers = {"CXX": find_compiler("CXX", CXX_NAMES, "C++"), "CC": find_compiler("CC", CC_NAMES, "C")}
     native = flags["GGML_NATIVE"].upper() in ("ON", "1", "YES", "TRUE", "Y")
+    if not native:
+        flags = {**LEVELS.get(target_machine(compilers["CXX"]), {}), **flags}
     inputs = {
         "tree": tree,
         "flags": flags,

@@ -1,11 +1,13 @@
 """llama.py run as a program, over a llama.cpp tree that takes a second to build."""
 
+import importlib.util
 import os
 import subprocess
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 
@@ -26,6 +28,14 @@ add_library(llama STATIC src/llama.c)
 target_include_directories(llama PUBLIC include)
 """,
 }
+
+
+def load_llama() -> ModuleType:
+    spec = importlib.util.spec_from_file_location("bmoe_llama", LLAMA)
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
 
 
 def write_tree(root: Path) -> Path:

@@ -1,7 +1,6 @@
 """What the cache may be trusted with: what is in it is whole, and was built for this compiler and CPU."""
 
 import contextlib
-import importlib.util
 import io
 import os
 import shutil
@@ -10,11 +9,10 @@ import subprocess
 import tarfile
 import time
 from pathlib import Path
-from types import ModuleType
 
 import pytest
 
-from tests.build.conftest import LLAMA, TREE, Llama, write_tree
+from tests.build.conftest import TREE, Llama, load_llama, write_tree
 
 CONSUMER = """
 cmake_minimum_required(VERSION 3.18)
@@ -32,14 +30,6 @@ def answers(targets: Path, folder: Path) -> bool:
     (folder / "CMakeLists.txt").write_text(CONSUMER)
     commands = (["cmake", "-S", ".", "-B", "b", f"-DTARGETS={targets}"], ["cmake", "--build", "b"], ["b/consumer"])
     return all(subprocess.run(command, cwd=folder, capture_output=True).returncode == 0 for command in commands)
-
-
-def load_llama() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("bmoe_llama", LLAMA)
-    assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
 
 
 def wait_for(path: Path) -> int:
