@@ -61,7 +61,7 @@ def devices() -> list[Device]:
     """What this library can compute on, with the memory of each as it is now."""
     f, c = ffi(), lib()
     found = []
-    for index in range(c.bmoe_device_count()):
+    for index in range(max(c.bmoe_device_count(), 1)):  # a CPU that lacks something counts as none, and [0] says so
         raw = f.new("bmoe_device *")
         raw.size_bytes = f.sizeof("bmoe_device")
         check(c.bmoe_get_device(index, raw), f.NULL)

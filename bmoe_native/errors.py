@@ -54,7 +54,7 @@ class ReadError(EngineError):
 
 
 class UnsupportedError(EngineError):
-    """This model's memory cannot do that. Nothing changed."""
+    """This model's memory cannot do that, or this CPU lacks what the library was compiled for. Nothing changed."""
 
 
 class LibraryError(ImportError):

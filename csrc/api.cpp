@@ -1,5 +1,6 @@
 // The C API: check arguments, find the engine, call inward, turn exceptions into codes. No logic.
 #include <algorithm>
+#include <cstdio>
 #include <cstring>
 #include <thread>
 
@@ -10,6 +11,7 @@
 #include "error.h"
 #include "handles.h"
 #include "llama.h"
+#include "os/cpu_level.h"
 
 #ifndef BMOE_VERSION
 #define BMOE_VERSION "0"
@@ -239,7 +241,12 @@ extern "C" {
 
 int32_t bmoe_abi_version(void) { return BMOE_ABI_VERSION; }
 
-const char *bmoe_build_info(void) { return "bmoe " BMOE_VERSION ", llama.cpp " BMOE_LLAMA_COMMIT; }
+const char *bmoe_build_info(void) {
+    static char text[64 + sizeof bmoe_cpu_features];
+    static const int n_bytes = snprintf(text, sizeof text, "bmoe %s, llama.cpp %s%s%s", BMOE_VERSION, BMOE_LLAMA_COMMIT,
+                                        bmoe_cpu_features.text[0] ? ", for" : "", bmoe_cpu_features.text);
+    return n_bytes > 0 ? text : "";
+}
 
 void bmoe_open_params_init(bmoe_open_params *params) {
     if (!params) return;
@@ -252,6 +259,7 @@ void bmoe_open_params_init(bmoe_open_params *params) {
 int32_t bmoe_device_count(void) {
     int32_t n = 0;
     guard(nullptr, [&] {
+        bmoe::os::require_cpu();
         bmoe::install_log_router();
         bmoe::catch_assertions();
         n = bmoe::device_count();
@@ -264,6 +272,7 @@ int32_t bmoe_get_device(int32_t index, bmoe_device *device) {
         require(device, "device");
         if (device->size_bytes != sizeof *device)
             fail(BMOE_E_ARGUMENT, "device->size_bytes is %zu, expected %zu", device->size_bytes, sizeof *device);
+        bmoe::os::require_cpu();
         bmoe::install_log_router();
         bmoe::catch_assertions();
         bmoe::describe_device(index, *device);
@@ -277,6 +286,7 @@ int32_t bmoe_open(bmoe_engine **engine, const char *path, const bmoe_open_params
         require(engine, "engine");
         require(path, "path");
         const bmoe_open_params checked = checked_params(params);
+        bmoe::os::require_cpu();
         bmoe::install_log_router();
         bmoe::catch_assertions();
         *engine = bmoe::add_handle(Engine::open(path, checked));

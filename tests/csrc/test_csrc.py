@@ -99,6 +99,11 @@ def test_the_c_host_refuses_in_a_sentence(
     assert done.returncode == code and why in done.stderr, done.stderr
 
 
+def test_what_a_cpu_lacks_is_named(programs: Path) -> None:
+    done = run(programs / "tests" / "test_cpu_level")
+    assert (done.returncode, done.stdout) == (0, "")
+
+
 def test_pages_go_from_experts_given_back_to_those_that_are_read(programs: Path) -> None:
     done = run(programs / "tests" / "test_spares")
     assert (done.returncode, done.stdout) == (0, "")
