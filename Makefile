@@ -20,7 +20,7 @@ help:
 	@echo "make test    lint, types, a build without warnings, every test"
 	@echo "make check   the same without the slow tests and those that need a model"
 	@echo "make format  lay out Python and C++"
-	@echo "make wheel   a wheel for other machines, in dist/"
+	@echo "make wheel   a wheel for other machines, in dist/ (docs/wheels.md)"
 	@echo "make install PREFIX=/usr/local    libbmoe, bmoe.h, bmoe.pc and the CMake package, for hosts that are not Python"
 	@echo "make abi     write down in csrc/abi.txt what programs compiled against bmoe.h rely on"
 	@echo "make map     draw the map of the code in docs/architecture.md"
@@ -76,8 +76,7 @@ sanitize-address sanitize-thread: .venv/ready-dev
 		$(BIN)/python -m pytest -p no:cacheprovider $(or $(TESTS),$(STREAMING))
 
 wheel: python
-	@echo "building for any CPU; the first time that takes some minutes" >&2
-	@$(PYTHON) -m pip wheel --quiet --no-deps --wheel-dir dist --config-settings=cmake.define.GGML_NATIVE=OFF .
+	@$(PYTHON) packaging/portable.py dist
 
 # No venv where cmake is there: what hosts need is no Python.
 install: $(if $(shell command -v cmake),python,.venv/ready-run) | build
