@@ -46,11 +46,12 @@ def test_a_python_too_old(checkout: Path, target: str) -> None:
     ]
 
 
-def test_no_compiler(checkout: Path) -> None:
-    result = make(checkout, "demo", f"PYTHON={sys.executable}", CXX="/nowhere/c++")
+@pytest.mark.parametrize("target", ["demo", "wheel"])
+def test_no_compiler(checkout: Path, target: str) -> None:
+    result = make(checkout, target, f"PYTHON={sys.executable}", CXX="/nowhere/c++")
     assert result.returncode != 0
     assert sentences(result.stderr) == ["bmoe build: no C++ compiler: CXX is set to '/nowhere/c++', which is not there"]
-    assert not (checkout / ".venv").exists()
+    assert not (checkout / ".venv").exists() and not (checkout / "build").exists()
 
 
 def test_a_python_without_venv(checkout: Path, tmp_path: Path) -> None:
