@@ -37,6 +37,9 @@ BUILD_MB = 160
 KEPT = ("CMakeLists.txt", "LICENSE", "AUTHORS", "cmake", "common", "ggml", "include", "licenses", "src", "vendor",
         "models/templates")  # fmt: skip
 
+# Which CMake package defines the targets of a namespace, where it is not called like it.
+PACKAGES = {"CUDA": "CUDAToolkit", "MUSA": "MUSAToolkit"}
+
 WRAPPER = Path(__file__).resolve().parent / "llama"
 
 FLAGS = {
@@ -363,7 +366,9 @@ def describe(work: Path, source: Path, commit: str, relative: bool) -> str:
     text = text.replace(str(work), "${CMAKE_CURRENT_LIST_DIR}").replace(str(source), "${BMOE_LLAMA_SOURCE_DIR}")
     where = "${CMAKE_CURRENT_LIST_DIR}/../src" if relative else str(source)
     head = f'set(BMOE_LLAMA_SOURCE_DIR "{where}")\nset(BMOE_LLAMA_COMMIT "{commit}")\n'
-    return head + "find_package(Threads REQUIRED)\n" + text
+    linked = re.findall(r"INTERFACE_LINK_LIBRARIES \"(.*)\"", text)
+    namespaces = sorted({"Threads", *re.findall(r"(?<!::)\b(\w+)::", ";".join(linked))})
+    return head + "".join(f"find_package({PACKAGES.get(name, name)} REQUIRED)\n" for name in namespaces) + text
 
 
 def ensure_llama(cache: Path, *, source: Path | None = None, sdist: Path | None = None,

@@ -121,6 +121,19 @@ def test_flags_and_sources_are_part_of_the_key(llama: Llama) -> None:
     assert len({plain, with_rpc, llama.build()}) == 3
 
 
+def test_what_a_backend_links_to_is_found_again(llama: Llama, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    package = tmp_path / "package"
+    package.mkdir()
+    (package / "DriverConfig.cmake").write_text("add_library(Driver::Driver INTERFACE IMPORTED)\n")
+    found = f'find_package(Driver REQUIRED PATHS "{package}")\nadd_library(CUDA::cudart INTERFACE IMPORTED)\n'
+    recipe, text = llama.tree / "CMakeLists.txt", TREE["CMakeLists.txt"]
+    recipe.write_text(f"{text}{found}target_link_libraries(llama PRIVATE Driver::Driver CUDA::cudart)\n")
+    assert "find_package(CUDAToolkit REQUIRED)" in llama.build().read_text()
+    recipe.write_text(f"{text}{found}target_link_libraries(llama PRIVATE Driver::Driver)\n")
+    monkeypatch.setenv("Driver_DIR", str(package))
+    assert answers(llama.build(), tmp_path / "consumer")
+
+
 def test_the_environment_does_not_reach_ggml(llama: Llama) -> None:
     llama.env["SOURCE_DATE_EPOCH"] = "0"
     assert llama.build().is_file()
