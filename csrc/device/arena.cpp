@@ -21,9 +21,9 @@ std::vector<Place> lay_out(const PlannedLayer &layer, ggml_backend_buffer_type_t
     size_t buffer = 0, offset = 0;
     for (const Weight &weight : layer.weights) {
         const size_t n_bytes = ggml_backend_buft_get_alloc_size(type, &weight.device);
-        if (n_bytes > limit) fail(BMOE_E_MEMORY, "%s is larger than it can hold in one piece", weight.tensor->name);
         offset = (offset + alignment - 1) / alignment * alignment;
-        if (offset + n_bytes > limit) {
+        // The limit is of what is put together: Vulkan's is 1 GiB, and it takes a larger weight in a buffer of its own.
+        if (offset > 0 && offset + n_bytes > limit) {
             ++buffer;
             offset = 0;
         }

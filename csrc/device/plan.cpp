@@ -177,15 +177,21 @@ Plan make_plan(const ggml_cgraph *graph, const llama_model *model, const FoundDe
 }
 
 bool leave_on_host(Plan &plan, const ggml_cgraph *graph, llama_context *context, ggml_backend_dev_t device) {
+    // By what is read: a device puts its nodes into another order, so that an index is of its graph alone. What is not read
+    // there is read elsewhere, as a copy that the scheduler makes.
+    std::unordered_map<const ggml_tensor *, size_t> n_reads;
+    for (int32_t i = 0; i < graph->n_nodes; ++i) {
+        ggml_tensor *node = graph->nodes[i];
+        ggml_backend_t backend = ggml_backend_sched_get_tensor_backend(context->get_sched(), node);
+        if (is_view(node) || !backend || ggml_backend_get_device(backend) != device) continue;
+        for (const ggml_tensor *source : node->src)
+            if (source) ++n_reads[weight_behind(source)];
+    }
     bool any = false;
     for (PlannedLayer &layer : plan.layers) {
         auto &weights = layer.weights;
-        const auto is_elsewhere = [&](int32_t reader) {
-            ggml_backend_t backend = ggml_backend_sched_get_tensor_backend(context->get_sched(), graph->nodes[reader]);
-            return !backend || ggml_backend_get_device(backend) != device;
-        };
         const auto stays = std::remove_if(weights.begin(), weights.end(), [&](const Weight &weight) {
-            return std::any_of(weight.readers.begin(), weight.readers.end(), is_elsewhere);
+            return n_reads[weight.tensor] != weight.readers.size();
         });
         any = any || stays != weights.end();
         weights.erase(stays, weights.end());
