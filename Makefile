@@ -13,7 +13,7 @@ BUILD_INPUTS := Makefile pyproject.toml $(LIBRARY_FILES) \
 NINJA := $(if $(shell command -v ninja),-G Ninja)
 PREFIX ?= /usr/local
 
-.PHONY: help demo test check lint format types cxx wheel install abi map fuzz fuzz-program clean python sanitize-address sanitize-thread FORCE
+.PHONY: help demo test check lint format types cxx wheel install abi map fuzz fuzz-program clean python sanitize-address sanitize-thread vulkan FORCE
 
 help:
 	@echo "make demo    build bmoe, fetch the default model (1.1 GB) and watch an agent decide"
@@ -26,6 +26,7 @@ help:
 	@echo "make map     draw the map of the code in docs/architecture.md"
 	@echo "make fuzz SECONDS=20    mutated models, texts and states, each for so long"
 	@echo "make sanitize-address, make sanitize-thread    the tests of streaming on a build with these sanitizers"
+	@echo "make vulkan  the prefill device on a build with Vulkan; Mesa's software driver will do (docs/prefill-device.md)"
 	@echo "make clean   remove .venv, build/ and dist/"
 
 demo: .venv/ready-run
@@ -74,6 +75,16 @@ sanitize-address sanitize-thread: .venv/ready-dev
 	@BMOE_TEST_BUILD=$(CURDIR)/build/$@ LD_PRELOAD="$(foreach name,$(RUNTIMES),$(shell $(CXX) -print-file-name=$(name)))" \
 		ASAN_OPTIONS=detect_leaks=0 UBSAN_OPTIONS=halt_on_error=1:print_stacktrace=1 TSAN_OPTIONS=halt_on_error=1 \
 		$(BIN)/python -m pytest -p no:cacheprovider $(or $(TESTS),$(STREAMING))
+
+# The first device whatever it is: without being told, ggml passes over a driver in software.
+vulkan: export BMOE_TEST_DEVICE ?= Vulkan0
+vulkan: export GGML_VK_VISIBLE_DEVICES ?= 0
+vulkan: export BMOE_TEST_BUILD := $(CURDIR)/build/vulkan
+vulkan: .venv/ready-dev
+	@cmake -S csrc -B build/vulkan $(NINJA) -DPython3_EXECUTABLE=$(CURDIR)/$(BIN)/python -DGGML_VULKAN=ON \
+		>build/vulkan.log || { cat build/vulkan.log; exit 1; }
+	@cmake --build build/vulkan --parallel >build/vulkan.log || { cat build/vulkan.log; exit 1; }
+	@$(BIN)/python -m pytest -p no:cacheprovider -rP tests/device/test_vulkan.py $(TESTS)
 
 wheel: python
 	@$(PYTHON) packaging/portable.py dist
