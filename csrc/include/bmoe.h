@@ -59,7 +59,7 @@ enum bmoe_status {
     BMOE_E_MEMORY = -8,       /* not enough memory */
     BMOE_E_TEMPLATE = -9,     /* no chat template, or it refused the messages, or cannot be closed to reasoning */
     BMOE_E_STATE = -10,       /* a saved state that does not belong here, or no logits to read yet */
-    BMOE_E_UNSUPPORTED = -11, /* this model's memory cannot do that; nothing changed */
+    BMOE_E_UNSUPPORTED = -11, /* this model's memory cannot do that, or this CPU lacks what it takes; nothing changed */
     BMOE_E_INTERNAL = -12,    /* llama.cpp failed; only bmoe_close() makes sense afterwards */
     BMOE_E_LOGITS = -13,      /* the logits are no distribution (NaN, or no finite maximum); the model is broken */
     BMOE_E_READ = -14         /* an expert could not be read from the model's file; the state is as after a cancel */
@@ -295,7 +295,7 @@ typedef struct bmoe_device {
 /* How many bmoe_device there are. */
 BMOE_API int32_t bmoe_device_count(void);
 /*   index     0..bmoe_device_count() - 1
- *   returns   BMOE_OK or BMOE_E_ARGUMENT, whose reason is bmoe_last_error(NULL) */
+ *   returns   BMOE_OK, BMOE_E_ARGUMENT or BMOE_E_UNSUPPORTED (this CPU), whose reason is bmoe_last_error(NULL) */
 BMOE_API int32_t bmoe_get_device(int32_t index, bmoe_device *device);
 
 /* Open a GGUF model.
@@ -303,8 +303,9 @@ BMOE_API int32_t bmoe_get_device(int32_t index, bmoe_device *device);
  *   path      of the model, or of the first file of a split one; bytes, NUL-terminated
  *   params    NULL: the defaults
  *   error     gets the reason, NUL-terminated and cut to error_cap bytes; may be NULL with error_cap 0
- *   returns   BMOE_OK, BMOE_E_ARGUMENT, BMOE_E_MODEL, BMOE_E_MEMORY, BMOE_E_TEMPLATE (an override that
- *             does not parse), BMOE_E_CANCELLED (the progress hook said so), BMOE_E_INTERNAL
+ *   returns   BMOE_OK, BMOE_E_ARGUMENT, BMOE_E_UNSUPPORTED (this CPU lacks what the library was compiled for; the reason
+ *             names it), BMOE_E_MODEL, BMOE_E_MEMORY, BMOE_E_TEMPLATE (an override that does not parse),
+ *             BMOE_E_CANCELLED (the progress hook said so), BMOE_E_INTERNAL
  *   note      the file is mapped, not copied: while the engine is open it must not be changed */
 BMOE_API int32_t bmoe_open(bmoe_engine **engine, const char *path, const bmoe_open_params *params, char *error,
                            size_t error_cap);
