@@ -181,7 +181,7 @@ void Engine::load_template(const bmoe_open_params &params) {
         template_ =
             std::make_unique<ChatTemplate>(text, piece(llama_vocab_bos(vocab())), piece(llama_vocab_eos(vocab())));
     } catch (const Error &error) {
-        if (params.chat_template) throw;
+        if (params.chat_template || error.status == BMOE_E_MEMORY) throw;
         // A broken template in the file must not keep raw prompts from working: it counts as none, and that is said.
         log_line(log_, BMOE_LOG_WARN, std::string("the model's own template is not usable: ") + error.what());
     }
