@@ -14,6 +14,8 @@ from bmoe_native import _bmoe_cffi  # type: ignore[attr-defined]
 
 if build := os.environ.get("BMOE_TEST_BUILD"):
     _bmoe_cffi.__file__ = os.path.join(build, "libbmoe.so")
+    # And in the processes that tests start.
+    os.environ["PYTHONPATH"] = str(Path(__file__).parent / "sanitized")
 
 
 @pytest.fixture(scope="session")

@@ -139,8 +139,7 @@ def test_dense_weights_that_cannot_be_read_are_an_error_at_open(path: Path, shim
         Engine.open(sys.argv[1], streaming=Streaming(dense="anon")).close()
     """
     command = [sys.executable, "-c", textwrap.dedent(program), path]
-    env = {**os.environ, "LD_PRELOAD": str(shim)}
-    done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=60, check=False)
+    done = subprocess.run(command, env=preloaded(shim), capture_output=True, text=True, timeout=60, check=False)
     assert done.returncode == 0, done.stderr
     assert "cannot read" in done.stdout and "m.gguf: Input/output error" in done.stdout
 
@@ -358,12 +357,15 @@ def shim(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     yield library
 
 
+def preloaded(shim: Path) -> dict[str, str]:
+    """The environment with it; what is preloaded already, a sanitizer, has to be the first."""
+    return {**os.environ, "LD_PRELOAD": f"{os.environ.get('LD_PRELOAD', '')} {shim}".lstrip()}
+
+
 @pytest.mark.parametrize("fault", ["short", "einval", "eintr", "eio"])
 def test_reads_that_stop_early_or_fail(path: Path, resident: np.ndarray, shim: Path, fault: str) -> None:
     command = [sys.executable, "-c", textwrap.dedent(PROGRAM), path, " ".join(map(str, TOKENS)), fault]
-    done = subprocess.run(
-        command, env={**os.environ, "LD_PRELOAD": str(shim)}, capture_output=True, timeout=60, check=False
-    )
+    done = subprocess.run(command, env=preloaded(shim), capture_output=True, timeout=60, check=False)
     assert done.returncode == 0, done.stderr
     said = done.stdout[: len(done.stdout) - resident.nbytes].decode()
     if fault == "eio":
@@ -414,7 +416,6 @@ SLOW = """
 
 def test_a_cancel_is_noticed_while_reads_are_waited_for(path: Path, resident: np.ndarray, shim: Path) -> None:
     command = [sys.executable, "-c", textwrap.dedent(SLOW), path, " ".join(map(str, TOKENS))]
-    env = {**os.environ, "LD_PRELOAD": str(shim)}
-    done = subprocess.run(command, env=env, capture_output=True, timeout=60, check=False)
+    done = subprocess.run(command, env=preloaded(shim), capture_output=True, timeout=60, check=False)
     assert done.returncode == 0, done.stderr
     np.testing.assert_array_equal(np.frombuffer(done.stdout, np.float32), resident)

@@ -1,11 +1,13 @@
 """A device for tests: a process that serves ggml's RPC on this machine's loopback, in front of its CPU."""
 
+import os
 import socket
 import subprocess
 import time
 from pathlib import Path
 
-PROGRAM = Path(__file__).resolve().parents[2] / "build" / "dev" / "tests" / "rpc_server"
+BUILD = os.environ.get("BMOE_TEST_BUILD") or Path(__file__).resolve().parents[2] / "build" / "dev"
+PROGRAM = Path(BUILD, "tests", "rpc_server")
 
 
 class Server:

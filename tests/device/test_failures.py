@@ -1,7 +1,6 @@
 """After a cancel or an error the weights are back on the host; a device that is gone is said to be gone."""
 
 import contextlib
-import os
 import subprocess
 import sys
 import textwrap
@@ -15,7 +14,7 @@ import pytest
 
 from bmoe_native import ClosedError, Engine, EngineError, ReadError, Streaming
 from tests import tiny
-from tests.bmoe_native.test_streaming import SHIM
+from tests.bmoe_native.test_streaming import SHIM, preloaded
 from tests.device.server import Server
 
 TOKENS = [int(token) for token in np.random.default_rng(7).integers(0, 256, 300)]
@@ -79,8 +78,7 @@ def test_an_expert_that_cannot_be_read_for_the_device(paths: dict[str, Path], se
     shim = tmp_path / "shim.so"
     subprocess.run(["cc", "-shared", "-fPIC", "-o", shim, tmp_path / "shim.c", "-ldl"], check=True)
     command = [sys.executable, "-c", textwrap.dedent(UNREADABLE), path, " ".join(map(str, TOKENS)), server.name()]
-    env = {**os.environ, "LD_PRELOAD": str(shim)}
-    done = subprocess.run(command, env=env, capture_output=True, timeout=60, check=False)
+    done = subprocess.run(command, env=preloaded(shim), capture_output=True, timeout=60, check=False)
     assert done.returncode == 0, done.stderr
     wanted = cpu_logits(path, len(TOKENS))
     said = done.stdout[: len(done.stdout) - wanted.nbytes].decode()
