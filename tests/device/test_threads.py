@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from bmoe_native import BusyError, ClosedError, Engine, StateError, Streaming, TooLongError
+from bmoe_native._lib import lib
 from tests.bmoe_native.threads import N_CALLS, N_THREADS, in_threads
 from tests.device.server import Server
 
@@ -114,3 +115,4 @@ def test_an_engine_is_closed_while_its_device_computes(
                         engine.drop_state()
 
         in_threads(body)
+        assert lib().bmoe_position(engine._handle) == lib().BMOE_E_CLOSED
