@@ -21,7 +21,7 @@ LIBRARY = library_path()
 def run(*command: object, **environment: str) -> subprocess.CompletedProcess[str]:
     words = [str(word) for word in command]
     env = {**os.environ, **environment}
-    return subprocess.run(words, capture_output=True, text=True, timeout=300, check=False, env=env)
+    return subprocess.run(words, capture_output=True, text=True, timeout=1200, check=False, env=env)
 
 
 @pytest.fixture(scope="session")
@@ -140,7 +140,7 @@ def test_the_store_does_what_its_model_does(
         wanted.append(f"{model.hits} {model.misses} {model.routed_bytes} {model.resident_bytes}")
     command = [programs / "tests" / "test_store", tmp_path / "weights", n_layers, n_experts, slice_bytes, budget]
     done = subprocess.run(
-        [str(word) for word in command], input="\n".join(lines), capture_output=True, text=True, timeout=120, check=True
+        [str(word) for word in command], input="\n".join(lines), capture_output=True, text=True, timeout=600, check=True
     )
     assert done.stdout.splitlines() == wanted
     assert model.hits > 0 or share == 0
