@@ -15,14 +15,14 @@ TOKENS = [int(token) for token in np.random.default_rng(7).integers(0, 256, 200)
 
 
 def with_matrices_in(path: Path, to: Path, kind: gguf.GGMLQuantizationType) -> Path:
-    """The model with all matrices of its layers in another type."""
+    """The model with all matrices of its layers in another type, and what else there is as F32."""
     reader = gguf.GGUFReader(path)
     writer = gguf.GGUFWriter(to, str(reader.fields["general.architecture"].contents()))
     for name, field in reader.fields.items():
         if not name.startswith("GGUF.") and name != "general.architecture":
             writer.add_key_value(name, field.contents(), field.types[0], field.types[-1])
     for tensor in reader.tensors:
-        rows = np.array(tensor.data)
+        rows = gguf.quants.dequantize(tensor.data, tensor.tensor_type)
         if tensor.name.startswith("blk.") and rows.ndim > 1 and rows.shape[-1] % 32 == 0:
             writer.add_tensor(tensor.name, gguf.quants.quantize(rows, kind), raw_dtype=kind)
         else:

@@ -114,9 +114,12 @@ def test_matrices_of_many_types_go_there(kind: str, streamed: bool, tmp_path: Pa
     assert_near(logits(path, DEVICE, Streaming(cache_bytes=0) if streamed else None), logits(path))
 
 
-def answers(device: str) -> tuple[list[Any], float]:
-    """What the default model says to each question, as probabilities of its options; its perplexity over the text."""
-    with Session.open(cache=CACHE, n_ubatch=32, prefill_device=device, prefill_min_tokens=8) as session:
+Answers = tuple[list[Any], float]
+
+
+def answers(model: str, device: str = "") -> Answers:
+    """What it says to each question, as probabilities of its options; its perplexity over the text."""
+    with Session.open(model, cache=CACHE, n_ubatch=32, prefill_device=device, prefill_min_tokens=8) as session:
         assert session.info.prefill_device == device, session.info.prefill_device_why
         results = [
             session.decide(session.lettered(question, options, template=False)) for question, options in QUESTIONS
@@ -127,16 +130,25 @@ def answers(device: str) -> tuple[list[Any], float]:
         return [np.exp(result.choice_logp) for result in results], math.exp(scored.nll)
 
 
+def furthest(some: Answers, others: Answers) -> float:
+    return max(float(np.abs(mine - theirs).max()) for mine, theirs in zip(some[0], others[0], strict=True))
+
+
 @pytest.mark.model
-def test_the_default_model_answers_as_on_the_cpu() -> None:
-    (wanted, wanted_perplexity), (got, perplexity) = answers(""), answers(DEVICE)
-    pairs = list(zip(got, wanted, strict=True))
-    furthest = max(float(np.abs(mine - theirs).max()) for mine, theirs in pairs)
-    same = sum(int(np.argmax(mine) == np.argmax(theirs)) for mine, theirs in pairs)
+def test_the_default_model_answers_as_on_the_cpu(tmp_path: Path) -> None:
+    """The CPU rounds what it multiplies a quantized matrix with to 8 bits; with the same weights as F32 it does not."""
+    name = models.DEFAULT.name
+    path = models.path_of(models.DEFAULT, CACHE)
+    exact = answers(str(with_matrices_in(path, tmp_path / "f32.gguf", gguf.GGMLQuantizationType.F32)))
+    cpu, got = answers(name), answers(name, DEVICE)
+    best = [[int(np.argmax(row)) for row in rows] for rows, _ in (got, cpu, exact)]
+    same = sum(mine == theirs for mine, theirs in zip(best[0], best[1], strict=True))
     sys.stdout.write(
-        f"{DEVICE}: probabilities differ by {furthest:.1e} at most, the same best in {same} of {len(pairs)}, "
-        f"perplexity {perplexity:.4f} against {wanted_perplexity:.4f}\n"
+        f"{DEVICE}: probabilities are within {furthest(got, exact):.1e} of those of the same weights as F32, "
+        f"{furthest(got, cpu):.1e} of the CPU's, whose are within {furthest(cpu, exact):.1e} of F32; the CPU's best in "
+        f"{same} of {len(QUESTIONS)}; perplexity {got[1]:.2f}, F32 {exact[1]:.2f}, CPU {cpu[1]:.2f}\n"
     )
-    assert furthest < 2e-2
+    assert furthest(got, exact) < 2e-2
     assert same == len(QUESTIONS)
-    assert abs(perplexity / wanted_perplexity - 1) < 0.01
+    # What rounding does to so short a text: the CPU's own is 4.5 % from F32.
+    assert abs(got[1] / exact[1] - 1) < 0.03
