@@ -13,7 +13,7 @@ BUILD_INPUTS := Makefile pyproject.toml $(LIBRARY_FILES) \
 NINJA := $(if $(shell command -v ninja),-G Ninja)
 PREFIX ?= /usr/local
 
-.PHONY: help demo test check lint format types cxx wheel install abi map fuzz fuzz-program clean python sanitize-address sanitize-thread vulkan FORCE
+.PHONY: help demo test check lint format types cxx wheel install abi map fuzz fuzz-programs clean python sanitize-address sanitize-thread vulkan FORCE
 
 help:
 	@echo "make demo    build bmoe, fetch the default model (1.1 GB) and watch an agent decide"
@@ -24,7 +24,7 @@ help:
 	@echo "make install PREFIX=/usr/local    libbmoe, bmoe.h, bmoe.pc and the CMake package, for hosts that are not Python"
 	@echo "make abi     write down in csrc/abi.txt what programs compiled against bmoe.h rely on"
 	@echo "make map     draw the map of the code in docs/architecture.md"
-	@echo "make fuzz SECONDS=20    mutated models, texts and states, each for so long"
+	@echo "make fuzz SECONDS=20 TARGETS='open text state probe'    mutated inputs, each target for so long; needs clang"
 	@echo "make sanitize-address    the tests on a build with AddressSanitizer and UBSan; TESTS=tests/device for a part"
 	@echo "make sanitize-thread     those of threads, streaming and the prefill device with ThreadSanitizer"
 	@echo "make vulkan  the prefill device on a build with Vulkan; Mesa's software driver will do (docs/prefill-device.md)"
@@ -114,13 +114,15 @@ abi: cxx
 	@$(BIN)/python packaging/abi.py csrc/include/bmoe.h build/dev/libbmoe.so csrc/abi.txt
 
 SECONDS ?= 20
-fuzz-program: .venv/ready-dev | build
-	@cmake -S csrc -B build/fuzz $(NINJA) -DPython3_EXECUTABLE=$(CURDIR)/$(BIN)/python -DCMAKE_BUILD_TYPE=RelWithDebInfo \
-		-DBMOE_SANITIZE=address,undefined -DBMOE_BUILD_FUZZ=ON >build/fuzz.log || { cat build/fuzz.log; exit 1; }
-	@cmake --build build/fuzz --parallel --target fuzz >build/fuzz.log || { cat build/fuzz.log; exit 1; }
+fuzz-programs: .venv/ready-dev | build
+	@CC=clang CXX=clang++ cmake -S csrc -B build/fuzz $(NINJA) -DPython3_EXECUTABLE=$(CURDIR)/$(BIN)/python \
+		-DCMAKE_BUILD_TYPE=RelWithDebInfo -DBMOE_SANITIZE=address,undefined -DBMOE_BUILD_FUZZ=ON \
+		-DBMOE_LLAMA_CC=$(CC) -DBMOE_LLAMA_CXX=$(CXX) >build/fuzz.log || { cat build/fuzz.log; exit 1; }
+	@cmake --build build/fuzz --parallel --target fuzz-open fuzz-text fuzz-state >build/fuzz.log || \
+		{ cat build/fuzz.log; exit 1; }
 
-fuzz: fuzz-program
-	@PYTHONPATH=. $(BIN)/python tests/fuzz/run.py build/fuzz/fuzz/fuzz build/fuzz-corpus $(SECONDS)
+fuzz: fuzz-programs
+	@PYTHONPATH=. $(BIN)/python tests/fuzz/run.py build/fuzz/fuzz build/fuzz-corpus $(SECONDS) $(TARGETS)
 
 clean:
 	rm -rf .venv build dist

@@ -15,9 +15,12 @@ endif()
 
 string(STRIP "${CMAKE_C_COMPILER} ${CMAKE_C_COMPILER_ARG1}" cc)
 string(STRIP "${CMAKE_CXX_COMPILER} ${CMAKE_CXX_COMPILER_ARG1}" cxx)
+# Compilers for llama.cpp other than ours, so that the one that is there need not be built again.
+set(BMOE_LLAMA_CC "${cc}" CACHE STRING "C compiler for llama.cpp")
+set(BMOE_LLAMA_CXX "${cxx}" CACHE STRING "C++ compiler for llama.cpp")
 get_filename_component(cmake_directory "${CMAKE_COMMAND}" DIRECTORY)
 execute_process(
-  COMMAND "${CMAKE_COMMAND}" -E env "CC=${cc}" "CXX=${cxx}" "PATH=$ENV{PATH}:${cmake_directory}"
+  COMMAND "${CMAKE_COMMAND}" -E env "CC=${BMOE_LLAMA_CC}" "CXX=${BMOE_LLAMA_CXX}" "PATH=$ENV{PATH}:${cmake_directory}"
           "${Python3_EXECUTABLE}" "${CMAKE_CURRENT_LIST_DIR}/llama.py" ${arguments}
   OUTPUT_VARIABLE llama_targets OUTPUT_STRIP_TRAILING_WHITESPACE
   RESULT_VARIABLE llama_result)

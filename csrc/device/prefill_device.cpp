@@ -29,11 +29,12 @@ PrefillDevice::PrefillDevice(const FoundDevice &device, llama_context *context, 
             for (Weight &weight : layer.weights) weight.device.buffer = nullptr, weight.device.data = nullptr;
         if (i == MOST_PLANS) fail(BMOE_E_UNSUPPORTED, "it computes with other weights each time it is asked");
     }
-    for (const auto &[name, place] : file.tensors) {
+    for (const auto &tensor : file.tensors) {
+        const std::string &name = tensor.first;
         if (!store || !is_expert_weight(name)) continue;
         const bool planned = std::any_of(plan_.layers.begin(), plan_.layers.end(), [&](const PlannedLayer &layer) {
             return std::any_of(layer.weights.begin(), layer.weights.end(),
-                               [&, &name = name](const Weight &w) { return w.is_routed && name == w.tensor->name; });
+                               [&](const Weight &w) { return w.is_routed && name == w.tensor->name; });
         });
         if (!planned) fail(BMOE_E_UNSUPPORTED, "it does not compute with the experts of %s", name.c_str());
     }

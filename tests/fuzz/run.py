@@ -1,7 +1,8 @@
-"""Mutated models, texts and states for a bounded time: run.py PROGRAM FOLDER SECONDS [TARGET...]
+"""Mutated inputs for a bounded time: run.py PROGRAMS FOLDER SECONDS [TARGET...]
 
-What ends the process inside llama.cpp is counted, as docs/c-api.md says that files can; what ends it in our code is
-kept in FOLDER and fails the run. ASan tells which it was by the stack.
+libFuzzer drives all targets, the probe's by way of atheris. What ends the process inside llama.cpp is counted, as
+docs/c-api.md says that files can; what ends it in our code fails the run. The stack tells which it was. Inputs that did
+either are kept in FOLDER, and so is the corpus, from which the next run goes on.
 """
 
 import os
@@ -12,42 +13,26 @@ import time
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from bmoe_native import Engine
-from tests import tiny
+from tests.fuzz import seeds
 
-TARGETS = ("open", "text", "state")
-OURS = re.compile(r"^(bmoe::|bmoe_|\(anonymous namespace\)::)")
+ROOT = Path(__file__).resolve().parents[2]
+TARGETS = tuple(seeds.WRITERS)
+LONGEST_INPUT = {"open": 1 << 16, "text": 4096, "state": 1 << 16, "probe": 4096}
+SECONDS_OF_AN_INPUT = 60
+OURS = re.compile(r"^(bmoe::|bmoe_|fuzz::|LLVMFuzzer|\(anonymous namespace\)::)")
 THEIRS = re.compile(r"^(llama_|llama::|llm_|ggml_|gguf_|common_|jinja::|unicode_|clip_)|llama_|gguf_|ggml_")
-TEXTS = ("hello", "<|im_start|>system\nbe good<|im_end|>", "naïve 漢字 👍", "a\0b", " \n\t ", "1234 " * 40, "\xff\xfe")
 
 
 @dataclass
 class Outcome:
-    """Of one target: inputs tried in the runs that came to their end, what llama.cpp ended, and what we did."""
+    """Of one target: inputs tried, edges of our code that they reach, what llama.cpp ended, and what we did."""
 
     tried: int = 0
-    taken: int = 0
+    edges: int = 0
+    features: int = 0
+    corpus: int = 0
     theirs: dict[str, int] = field(default_factory=dict)
     ours: list[str] = field(default_factory=list)
-
-
-def write_corpus(folder: Path) -> Path:
-    """Seeds for each target, and the model that texts and states are for."""
-    for target in TARGETS:
-        (folder / target).mkdir(parents=True, exist_ok=True)
-    for arch in ("llama", "qwen3moe", *(name for name in tiny.FAMILIES if "gpt-oss" in name or "lfm2" in name)):
-        if arch in tiny.FAMILIES and not tiny.FAMILIES[arch].tensors_per_shard:
-            tiny.write(folder / "open" / f"{arch}.gguf", arch=arch)
-    for n, text in enumerate(TEXTS):
-        (folder / "text" / str(n)).write_bytes(text.encode("utf-8", "surrogateescape"))
-    model = tiny.write(folder / "model.gguf")
-    with Engine.open(model, n_ctx=64, n_ubatch=16) as engine:
-        for n_tokens in (0, 1, 20, 63):
-            engine.drop_state()
-            if n_tokens:
-                engine.prefill([1 + n % 100 for n in range(n_tokens)])
-            (folder / "state" / str(n_tokens)).write_bytes(engine.save_state())
-    return model
 
 
 def whose(said: str) -> tuple[bool, str]:
@@ -62,40 +47,69 @@ def whose(said: str) -> tuple[bool, str]:
     return True, "no stack:\n" + said[-2000:]
 
 
-def fuzz(program: Path, folder: Path, target: str, seconds: float, seed: int) -> Outcome:
-    model, outcome, until = folder / "model.gguf", Outcome(), time.monotonic() + seconds
+def command_of(programs: Path, target: str) -> list[str]:
+    if target == "probe":
+        return [sys.executable, str(ROOT / "tests" / "fuzz" / "probe.py")]
+    return [str(programs / f"fuzz-{target}")]
+
+
+def count(outcome: Outcome, said: str) -> None:
+    """Add what a run says of itself as it goes."""
+    if runs := re.findall(r"^#(\d+)\s", said, re.MULTILINE):
+        outcome.tried += int(runs[-1])
+    if stats := re.findall(r"cov: (\d+) ft: (\d+) corp: (\d+)", said):
+        outcome.edges, outcome.features, outcome.corpus = map(int, stats[-1])
+
+
+def fuzz(programs: Path, folder: Path, target: str, seconds: float, seed: int) -> Outcome:
+    outcome, until = Outcome(), time.monotonic() + seconds
+    corpus, models, ends = folder / target, folder / f"models-{target}", folder / f"ends-{target}"
+    seeds.write(target, corpus, models)
     work = folder / f"work-{target}"
-    work.mkdir(exist_ok=True)
-    options = "handle_abort=1:exitcode=77:allocator_may_return_null=1:detect_leaks=0:max_allocation_size_mb=4096"
-    env = {**os.environ, "ASAN_OPTIONS": options, "UBSAN_OPTIONS": "halt_on_error=1:print_stacktrace=1"}
+    for made in (work, ends):
+        made.mkdir(exist_ok=True)
+    options = "handle_abort=1:allocator_may_return_null=1:detect_leaks=0:max_allocation_size_mb=4096"
+    env = {
+        **os.environ,
+        "BMOE_FUZZ_MODELS": str(models),
+        "ASAN_OPTIONS": options,
+        "UBSAN_OPTIONS": "halt_on_error=1:print_stacktrace=1",
+        "PYTHONPATH": str(ROOT),
+    }
     while (left := int(until - time.monotonic())) > 0:
-        command = [str(program), str(model), target, str(folder / target), str(left), str(seed)]
+        command = [
+            *command_of(programs, target),
+            f"-max_total_time={left}",
+            f"-seed={seed}",
+            f"-max_len={LONGEST_INPUT[target]}",
+            f"-timeout={SECONDS_OF_AN_INPUT}",
+            "-rss_limit_mb=4096",
+            f"-artifact_prefix={ends}/",
+            str(corpus),
+        ]
         done = subprocess.run(command, cwd=work, env=env, capture_output=True, timeout=seconds + 120, check=False)
         seed += 1
         said = done.stderr.decode("utf-8", "replace")
+        count(outcome, said)
         if done.returncode == 0:
-            tried, taken = re.findall(rb"\d+", done.stdout)
-            outcome.tried += int(tried)
-            outcome.taken += int(taken)
             continue
-        is_ours, where = whose(said)
+        is_ours, where = (True, "Python") if target == "probe" else whose(said)
         if is_ours:
-            kept = folder / f"crash-{target}-{seed - 1}"
-            (work / "input").rename(kept)
-            outcome.ours.append(f"{kept}: {where}\n{said[-3000:]}")
+            outcome.ours.append(f"{where}\n{said[-6000:]}")
             break
         outcome.theirs[where] = outcome.theirs.get(where, 0) + 1
     return outcome
 
 
 def main(arguments: list[str]) -> int:
-    program, folder, seconds, *targets = arguments
-    root = Path(folder).absolute()
-    write_corpus(root)
+    programs, folder, seconds, *targets = arguments
     failed = False
     for target in targets or TARGETS:
-        outcome = fuzz(Path(program).absolute(), root, target, float(seconds), int(time.time()))
-        print(f"{target}: {outcome.tried} tried, {outcome.taken} taken; by llama.cpp: {outcome.theirs}")
+        outcome = fuzz(Path(programs).absolute(), Path(folder).absolute(), target, float(seconds), int(time.time()))
+        print(
+            f"{target}: {outcome.tried} tried; {outcome.edges} edges, {outcome.features} features, "
+            f"{outcome.corpus} inputs; ended by llama.cpp: {outcome.theirs}"
+        )
         print("\n".join(outcome.ours), end="")
         failed |= bool(outcome.ours)
     return int(failed)
