@@ -4,6 +4,7 @@
 #include <cctype>
 #include <climits>
 #include <list>
+#include <stdexcept>
 #include <string_view>
 
 #include "error.h"
@@ -53,12 +54,32 @@ std::vector<llama_token> llama_tokens_here(const llama_vocab *vocab, const char 
     return tokens;
 }
 
+// llama.cpp reads four bytes as a character up to U+1FFFFF and throws where it has to write one above U+10FFFF. Behind
+// another first byte, which begins no character, they are invalid bytes as any others are.
+std::string within_unicode(const char *bytes, size_t n_bytes) {
+    std::string text(bytes, n_bytes);
+    for (size_t i = 0; i < n_bytes; ++i) {
+        const auto first = static_cast<uint8_t>(text[i]);
+        const auto second = static_cast<uint8_t>(i + 1 < n_bytes ? text[i + 1] : 0);
+        if ((first >= 0xf5 && first <= 0xf7) || (first == 0xf4 && second >= 0x90)) text[i] = '\xff';
+    }
+    return text;
+}
+
+std::vector<llama_token> llama_tokens_of_any(const llama_vocab *vocab, const char *text, size_t n_bytes, bool special) {
+    try {
+        return llama_tokens_here(vocab, text, n_bytes, special);
+    } catch (const std::invalid_argument &) {
+        return llama_tokens_here(vocab, within_unicode(text, n_bytes).data(), n_bytes, special);
+    }
+}
+
 std::vector<llama_token> llama_tokens(const llama_vocab *vocab, const char *text, size_t n_bytes, bool special) {
     if (n_bytes > INT_MAX / 2) {
         fail(BMOE_E_TOO_LONG, "a text of %zu bytes is longer than can be tokenized (%d)", n_bytes, INT_MAX / 2);
     }
     const size_t run = longest_run(text, n_bytes);
-    if (run <= SMALL_RUN) return llama_tokens_here(vocab, text, n_bytes, special);
+    if (run <= SMALL_RUN) return llama_tokens_of_any(vocab, text, n_bytes, special);
     if (run > LONGEST_RUN) {
         fail(BMOE_E_TOO_LONG, "a run of %zu bytes without a blank, or of blanks, cannot be tokenized (longest: %zu)",
              run, LONGEST_RUN);
@@ -67,7 +88,7 @@ std::vector<llama_token> llama_tokens(const llama_vocab *vocab, const char *text
     LogSink *const log = current_log();
     os::run_with_stack((size_t{1} << 20) + 2 * run * STACK_PER_BYTE, [&] {
         const LogScope scope(log);
-        tokens = llama_tokens_here(vocab, text, n_bytes, special);
+        tokens = llama_tokens_of_any(vocab, text, n_bytes, special);
     });
     return tokens;
 }

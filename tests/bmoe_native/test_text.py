@@ -111,6 +111,11 @@ def test_bytes_round_trip_whatever_they_are(engine: Engine) -> None:
     for text in (b"before\0after", "naïve 👍".encode(), b"", b"\r\n\t"):
         assert engine.detokenize(engine.tokenize(text)) == text
     assert engine.detokenize(engine.tokenize(b"a\xff\xfeb")).decode() == "a\ufffd\ufffdb"
+    for beyond_unicode in (b"\xf5\x8d\x8b\x83", b"\xf4\x90\x80\x80"):
+        text = b"a" + beyond_unicode + 5000 * b"b"  # so many go another way
+        for cut in (text[:6], text):
+            assert engine.detokenize(engine.tokenize(cut)) == cut.replace(beyond_unicode, "\ufffd".encode() * 4)
+    assert engine.detokenize(engine.tokenize(b"\xf4\x8f\xbf\xbf")) == b"\xf4\x8f\xbf\xbf"
     assert len(engine.tokenize(b"before\0after")) > len(engine.tokenize(b"before"))
     assert engine.chat_tokens([("user", "a\0b")]) != engine.chat_tokens([("user", "a")])
 
