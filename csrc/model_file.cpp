@@ -15,6 +15,7 @@
 #include <unordered_set>
 
 #include "error.h"
+#include "ggml-cpu.h"
 #include "gguf.h"
 #include "llama.h"
 
@@ -118,6 +119,26 @@ void check_whole(const gguf_context *gguf, const File &file, const std::string &
     }
 }
 
+bool ends_with(const std::string &text, const char *end) {
+    const size_t n = strlen(end);
+    return text.size() >= n && text.compare(text.size() - n, n, end) == 0;
+}
+
+// Refuse tensors of a type that no kernel of ggml's takes where it would get them.
+void check_types(const gguf_context *gguf, const std::string &path) {
+    for (int64_t i = 0; i < gguf_get_n_tensors(gguf); ++i) {
+        const std::string name = gguf_get_tensor_name(gguf, i);
+        const ggml_type type = gguf_get_tensor_type(gguf, i);
+        const bool table = name.find("tid2eid") != std::string::npos || name == "d2t";  // of whole numbers
+        const bool added = ends_with(name, ".bias") || ends_with(name, "norm.weight") || ends_with(name, ".ssm_a") ||
+                           ends_with(name, ".ssm_d");
+        if (!table && (added ? type != GGML_TYPE_F32 : !ggml_get_type_traits_cpu(type)->vec_dot)) {
+            fail(BMOE_E_MODEL, "%s is damaged: its tensor %s cannot be of type %s", legible(path).c_str(),
+                 legible(name).c_str(), ggml_type_name(type));
+        }
+    }
+}
+
 Gguf read_gguf(const std::string &path, const File &file) {
     char magic[4] = {0};
     const ssize_t n = pread(file.fd, magic, sizeof magic, 0);
@@ -135,6 +156,7 @@ Gguf read_gguf(const std::string &path, const File &file) {
              legible(path).c_str(), file.size);
     }
     check_whole(gguf.get(), file, path);
+    check_types(gguf.get(), path);
     return gguf;
 }
 
@@ -240,6 +262,57 @@ void check_consistent(const gguf_context *gguf, const std::string &path, const s
     }
 }
 
+double real_of(const gguf_context *gguf, const std::string &key, double fallback) {
+    return has(gguf, key, GGUF_TYPE_FLOAT32)
+               ? static_cast<double>(gguf_get_val_f32(gguf, gguf_find_key(gguf, key.c_str())))
+               : fallback;
+}
+
+// The sum of a list of 32-bit numbers; -1 where one of them is negative, the fallback where there is no such list.
+int64_t sum_of(const gguf_context *gguf, const std::string &key, int64_t fallback) {
+    const int64_t id = gguf_find_key(gguf, key.c_str());
+    if (id < 0 || gguf_get_kv_type(gguf, id) != GGUF_TYPE_ARRAY) return fallback;
+    const gguf_type type = gguf_get_arr_type(gguf, id);
+    if (type != GGUF_TYPE_INT32 && type != GGUF_TYPE_UINT32) return fallback;
+    const auto *numbers = static_cast<const int32_t *>(gguf_get_arr_data(gguf, id));
+    int64_t sum = 0;
+    for (size_t i = 0; i < gguf_get_arr_n(gguf, id); ++i) {
+        if (numbers[i] < 0) return -1;
+        sum += numbers[i];
+    }
+    return sum;
+}
+
+// Refuse what ggml would meet where it computes, on any of its threads: with an assertion, a division by zero or a loop
+// without end.
+void check_computable(const gguf_context *gguf, const std::string &path, const std::string &arch) {
+    for (const char *name : {"layer_norm_epsilon", "layer_norm_rms_epsilon", "group_norm_epsilon"}) {
+        const double epsilon = real_of(gguf, arch + ".attention." + name, 0);
+        if (!(epsilon >= 0)) fail(BMOE_E_MODEL, "%s is damaged: its %s is %g", legible(path).c_str(), name, epsilon);
+    }
+    const int64_t n_head = number_of(gguf, arch + ".attention.head_count", 0);
+    const int64_t n_embd = number_of(gguf, arch + ".embedding_length", 0);
+    const int64_t head = number_of(gguf, arch + ".attention.key_length", n_head > 0 ? n_embd / n_head : 0);
+    for (const char *layers : {"", "_swa"}) {
+        const int64_t most = number_of(gguf, arch + ".attention.key_length" + layers, head);
+        const int64_t n_rot = number_of(gguf, arch + ".rope.dimension_count" + layers, -1);
+        if (n_rot < 0) continue;
+        if (n_rot < 2 || n_rot % 2 != 0 || (most > 0 && n_rot > most)) {
+            fail(BMOE_E_MODEL,
+                 "%s is damaged: it says that positions turn %" PRId64 " of a head's %" PRId64 " dimensions",
+                 legible(path).c_str(), n_rot, most);
+        }
+    }
+    const int64_t sections = sum_of(gguf, arch + ".rope.dimension_sections", 1);
+    if (sections < 1 || (head > 0 && sections > head)) {
+        fail(BMOE_E_MODEL,
+             "%s is damaged: the sections of its rope.dimension_sections do not fit a head's %" PRId64 " dimensions",
+             legible(path).c_str(), head);
+    }
+    if (number_of(gguf, arch + ".full_attention_interval", 1) < 1)
+        fail(BMOE_E_MODEL, "%s is damaged: its full_attention_interval is 0", legible(path).c_str());
+}
+
 // Mix the metadata and 16 pages spread over the weights.
 void mix_file(uint64_t &hash, const gguf_context *gguf, const File &file) {
     const auto data = static_cast<int64_t>(gguf_get_data_offset(gguf));
@@ -278,6 +351,7 @@ ModelFile inspect_model(const std::string &path) {
     model.shards = count > 1 ? shard_paths(path, no, count) : std::vector<std::string>{path};
     check_language_model(gguf.get(), path, model.arch);
     check_consistent(gguf.get(), path, model.arch);
+    check_computable(gguf.get(), path, model.arch);
     model.n_expert = static_cast<int32_t>(number_of(gguf.get(), model.arch + ".expert_count", 0));
     model.n_expert_used = static_cast<int32_t>(number_of(gguf.get(), model.arch + ".expert_used_count", 0));
     model.kv_bytes_per_token = kv_bytes_per_token(gguf.get(), model.arch);

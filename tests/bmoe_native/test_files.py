@@ -1,6 +1,7 @@
 """Files that are cut, split, misnamed or no language models: refused in a sentence that names them."""
 
 import os
+import struct
 from pathlib import Path
 
 import gguf
@@ -170,6 +171,16 @@ def test_a_kv_cache_that_cannot_fit_is_refused_before_it_is_touched(tmp_path: Pa
         ("llama", "llama.block_count", 513, "513 layers, possible are 1 to 512"),
         ("llama", "llama.block_count", 0, "0 layers, possible are 1 to 512"),
         ("llama", "tokenizer.ggml.tokens", ["&", "a", "&"], "vocabulary holds .&. twice"),
+        ("llama", "llama.attention.layer_norm_rms_epsilon", -1.0, "layer_norm_rms_epsilon is -1"),
+        ("llama", "llama.attention.layer_norm_rms_epsilon", float("nan"), "layer_norm_rms_epsilon is nan"),
+        ("qwen3next", "qwen3next.rope.dimension_count", 0, "turn 0 of a head's 16"),
+        ("qwen3next", "qwen3next.rope.dimension_count", 3, "turn 3 of a head's 16"),
+        ("qwen3next", "qwen3next.rope.dimension_count", 18, "turn 18 of a head's 16"),
+        ("gemma4", "gemma4.rope.dimension_count_swa", 34, "turn 34 of a head's"),
+        ("qwen35moe", "qwen35moe.rope.dimension_sections", [16, 1, 0, 0], "do not fit a head's 16"),
+        ("qwen35moe", "qwen35moe.rope.dimension_sections", [0, 0, 0, 0], "do not fit a head's 16"),
+        ("qwen35moe", "qwen35moe.rope.dimension_sections", [3, -1, 0, 0], "do not fit a head's 16"),
+        ("qwen35moe", "qwen35moe.full_attention_interval", 0, "full_attention_interval is 0"),
         # llama.cpp sees these, by an assertion.
         ("gemma4", "gemma4.attention.value_length", 48, r"create a context .* GGML_ASSERT\(n_embd_head == "),
     ],
@@ -185,4 +196,35 @@ def test_metadata_that_contradicts_itself_is_refused(
 
     path = tiny.write(tmp_path / "m.gguf", arch=arch, edit=contradict)
     with pytest.raises(ModelError, match=why):
+        Engine.open(path)
+
+
+def test_heads_of_one_dimension_need_no_positions(tmp_path: Path) -> None:
+    """As a recurrent model may say it has."""
+
+    def one_each(writer: gguf.GGUFWriter) -> None:
+        writer.kv_data[0]["mamba.attention.head_count"].value = 64
+
+    with Engine.open(tiny.write(tmp_path / "m.gguf", arch="mamba", edit=one_each)) as engine:
+        engine.prefill([1, 2, 3])
+
+
+@pytest.mark.parametrize(
+    ("arch", "tensor", "kind"),
+    [
+        ("qwen3moe", "blk.0.attn_q.weight", "i32"),
+        ("qwen3moe", "blk.0.attn_norm.weight", "i32"),
+        ("qwen3moe", "output.weight", "q8_1"),
+        ("gpt-oss", "blk.0.ffn_gate_inp.bias", "bf16"),
+        ("qwen3next", "blk.0.ssm_a", "f16"),
+    ],
+)
+def test_tensors_of_a_type_that_nothing_computes_with(tmp_path: Path, arch: str, tensor: str, kind: str) -> None:
+    path = tiny.write(tmp_path / "m.gguf", arch=arch)
+    [found] = [one for one in gguf.GGUFReader(path).tensors if one.name == tensor]
+    number = gguf.GGMLQuantizationType[kind.upper()]
+    with path.open("r+b") as file:
+        file.seek(found.field.offset + sum(part.nbytes for part in found.field.parts[:-2]))
+        file.write(struct.pack("<I", number))
+    with pytest.raises(ModelError, match=f"{tensor} cannot be of type {kind}"):
         Engine.open(path)
