@@ -174,10 +174,12 @@ class Engine {
     std::atomic<bool> cancel_{false};
     int32_t position_ = 0;
     bool has_logits_ = false;
-    std::string broken_;      // why only close() is left
-    bool given_up_ = false;   // the graph that is running was cancelled while it waited for weights
-    bool on_device_ = false;  // it runs on the prefill device
-    int64_t n_outputs_ = 0;   // tokens of the graph that is running whose logits are wanted
+    bool has_nan_ = false;  // the memory holds NaN, or may: emptied as usual it would spread into what is computed next
+    bool was_loaded_ = false;  // from bytes that may hold anything
+    std::string broken_;       // why only close() is left
+    bool given_up_ = false;    // the graph that is running was cancelled while it waited for weights
+    bool on_device_ = false;   // it runs on the prefill device
+    int64_t n_outputs_ = 0;    // tokens of the graph that is running whose logits are wanted
     double early_router_s_ = 0.0;
     Head head_;
     std::optional<Error> graph_failure_;  // of the graph that is running: what it needs cannot be had

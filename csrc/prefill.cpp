@@ -1,6 +1,7 @@
 // Tokens to logits: pieces one ubatch wide, stopped within one graph.
 #include <algorithm>
 #include <cinttypes>
+#include <cmath>
 #include <new>
 
 #include "engine.h"
@@ -91,6 +92,7 @@ void Engine::decode(llama_token *tokens, int32_t n_tokens, Rows rows) {
 // Back to where a cancelled prefill began, or to nothing where the memory cannot be cut.
 void Engine::undo_prefill(int32_t position) {
     has_logits_ = false;
+    has_nan_ = true;
     if (position == 0 || !trim(position)) drop_state();
 }
 
@@ -156,6 +158,8 @@ bmoe_counters Engine::compute_here(const std::vector<llama_token> &tokens, Rows 
         }
         llama_synchronize(context_.get());
         has_logits_ = true;
+        const float *row = logits();
+        has_nan_ = has_nan_ || std::any_of(row, row + info_.n_vocab, [](float logit) { return std::isnan(logit); });
     } catch (const Error &error) {
         cancelled = error.status == BMOE_E_CANCELLED;
         if (error.status == BMOE_E_READ || error.status == BMOE_E_UNSUPPORTED)

@@ -83,10 +83,11 @@ void Engine::load_state(const void *bytes, size_t n_bytes) {
 }
 
 void Engine::replace_memory(const uint8_t *payload, size_t n_bytes, int32_t position) {
+    if (position == 0) return drop_state();
     llama_memory_t memory = llama_get_memory(context_.get());
-    llama_memory_clear(memory, /*data=*/false);
+    llama_memory_clear(memory, /*data=*/has_nan_);
+    was_loaded_ = true;
     position_ = 0;
-    if (position == 0) return;
     size_t read = 0;
     log_.first_error.clear();
     try {
@@ -106,7 +107,9 @@ void Engine::replace_memory(const uint8_t *payload, size_t n_bytes, int32_t posi
 
 void Engine::drop_state() {
     require_context();
-    llama_memory_clear(llama_get_memory(context_.get()), /*data=*/false);
+    // Cells without a token are masked and a recurrent state begins as the old one times 0: of NaN that is NaN.
+    llama_memory_clear(llama_get_memory(context_.get()), /*data=*/has_nan_ || was_loaded_);
+    has_nan_ = was_loaded_ = false;
     position_ = 0;
     has_logits_ = false;
 }

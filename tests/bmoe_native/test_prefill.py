@@ -7,6 +7,7 @@ import threading
 import time
 from pathlib import Path
 
+import gguf
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -74,6 +75,34 @@ def test_keep_cuts_and_drop_empties(engine: Engine, tiny_path: Path) -> None:
     engine.drop_state()
     engine.prefill([1, 2, 3])
     np.testing.assert_array_equal(engine.logits(), fresh(tiny_path, [[1, 2, 3]]))
+
+
+@pytest.mark.parametrize("kv_type", ["f16", "f32"])
+@pytest.mark.parametrize("arch", ["llama", "gemma3", "mamba", "qwen3next", "lfm2moe"])
+def test_numbers_that_are_none_do_not_outlive_their_state(tmp_path: Path, arch: str, kv_type: str) -> None:
+    path = tiny.write(tmp_path / "nan.gguf", arch=arch)
+    reader = gguf.GGUFReader(path, "r+")
+    [embeddings] = [tensor for tensor in reader.tensors if tensor.name == "token_embd.weight"]
+    embeddings.data[7] = np.nan
+    reader.data.flush()
+    with Engine.open(path, n_ctx=64, n_ubatch=16, kv_type=kv_type) as engine:
+        engine.prefill([1, 2])
+        good = engine.save_state()
+        engine.prefill([3])
+        expected = engine.logits()
+        assert np.isfinite(expected).all()
+        engine.drop_state()
+        engine.prefill([7] * 20)
+        assert np.isnan(engine.logits()).all()
+        bad = engine.save_state()
+        engine.load_state(good)
+        engine.prefill([3])
+        np.testing.assert_array_equal(engine.logits(), expected)
+        engine.load_state(bad)
+        engine.drop_state()
+        engine.prefill([1, 2])
+        engine.prefill([3])
+        np.testing.assert_array_equal(engine.logits(), expected)
 
 
 def test_the_context_holds_exactly_n_ctx(engine: Engine) -> None:
