@@ -143,6 +143,9 @@ void Engine::load_model(const std::string &path, const bmoe_open_params &params)
                                       : llama_model_load_from_splits(shards.data(), shards.size(), model));
     if (progress.stopped) fail(BMOE_E_CANCELLED, "loading %s was cancelled", legible(path).c_str());
     if (!model_) fail(BMOE_E_MODEL, "llama.cpp cannot load %s: %s", legible(path).c_str(), why(log_).c_str());
+    // Right where positions turn nothing, and a graph without end where they do.
+    if (file_.has_no_rotation && llama_model_rope_type(model_.get()) != LLAMA_ROPE_TYPE_NONE)
+        fail(BMOE_E_MODEL, "%s is damaged: it says that positions turn 0 dimensions of a head", legible(path).c_str());
     if (llama_model_has_encoder(model_.get()))
         fail(BMOE_E_MODEL, "%s is an encoder-decoder model, which has no plain next token", legible(path).c_str());
     if (llama_model_is_diffusion(model_.get()))

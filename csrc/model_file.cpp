@@ -296,8 +296,8 @@ void check_computable(const gguf_context *gguf, const std::string &path, const s
     for (const char *layers : {"", "_swa"}) {
         const int64_t most = number_of(gguf, arch + ".attention.key_length" + layers, head);
         const int64_t n_rot = number_of(gguf, arch + ".rope.dimension_count" + layers, -1);
-        if (n_rot < 0) continue;
-        if (n_rot < 2 || n_rot % 2 != 0 || (most > 0 && n_rot > most)) {
+        if (n_rot <= 0) continue;
+        if (n_rot % 2 != 0 || (most > 0 && n_rot > most)) {
             fail(BMOE_E_MODEL,
                  "%s is damaged: it says that positions turn %" PRId64 " of a head's %" PRId64 " dimensions",
                  legible(path).c_str(), n_rot, most);
@@ -311,6 +311,11 @@ void check_computable(const gguf_context *gguf, const std::string &path, const s
     }
     if (number_of(gguf, arch + ".full_attention_interval", 1) < 1)
         fail(BMOE_E_MODEL, "%s is damaged: its full_attention_interval is 0", legible(path).c_str());
+}
+
+bool has_no_rotation(const gguf_context *gguf, const std::string &arch) {
+    return number_of(gguf, arch + ".rope.dimension_count", -1) == 0 ||
+           number_of(gguf, arch + ".rope.dimension_count_swa", -1) == 0;
 }
 
 // Mix the metadata and 16 pages spread over the weights.
@@ -352,6 +357,7 @@ ModelFile inspect_model(const std::string &path) {
     check_language_model(gguf.get(), path, model.arch);
     check_consistent(gguf.get(), path, model.arch);
     check_computable(gguf.get(), path, model.arch);
+    model.has_no_rotation = has_no_rotation(gguf.get(), model.arch);
     model.n_expert = static_cast<int32_t>(number_of(gguf.get(), model.arch + ".expert_count", 0));
     model.n_expert_used = static_cast<int32_t>(number_of(gguf.get(), model.arch + ".expert_used_count", 0));
     model.kv_bytes_per_token = kv_bytes_per_token(gguf.get(), model.arch);

@@ -30,7 +30,8 @@ struct ModelFile {
     std::map<int32_t, int64_t> layer_bytes;  // of the routed experts of each layer that has some
     int64_t kv_bytes_per_token = 0;          // f16 attention KV; 0 where the metadata does not tell it simply
     std::map<std::string, TensorPlace> tensors;
-    uint64_t fingerprint = 0;  // of the metadata, the sizes and samples of the weights of all shards
+    bool has_no_rotation = false;  // it says that positions turn 0 dimensions of a head
+    uint64_t fingerprint = 0;      // of the metadata, the sizes and samples of the weights of all shards
 
     int64_t expert_bytes(int32_t layer) const;  // of one routed expert of a layer; 0 where it has none
 };

@@ -173,7 +173,7 @@ def test_a_kv_cache_that_cannot_fit_is_refused_before_it_is_touched(tmp_path: Pa
         ("llama", "tokenizer.ggml.tokens", ["&", "a", "&"], "vocabulary holds .&. twice"),
         ("llama", "llama.attention.layer_norm_rms_epsilon", -1.0, "layer_norm_rms_epsilon is -1"),
         ("llama", "llama.attention.layer_norm_rms_epsilon", float("nan"), "layer_norm_rms_epsilon is nan"),
-        ("qwen3next", "qwen3next.rope.dimension_count", 0, "turn 0 of a head's 16"),
+        ("qwen3next", "qwen3next.rope.dimension_count", 0, "turn 0 dimensions of a head"),
         ("qwen3next", "qwen3next.rope.dimension_count", 3, "turn 3 of a head's 16"),
         ("qwen3next", "qwen3next.rope.dimension_count", 18, "turn 18 of a head's 16"),
         ("gemma4", "gemma4.rope.dimension_count_swa", 34, "turn 34 of a head's"),
@@ -206,6 +206,14 @@ def test_heads_of_one_dimension_need_no_positions(tmp_path: Path) -> None:
         writer.kv_data[0]["mamba.attention.head_count"].value = 64
 
     with Engine.open(tiny.write(tmp_path / "m.gguf", arch="mamba", edit=one_each)) as engine:
+        engine.prefill([1, 2, 3])
+
+
+def test_a_model_without_positions_may_say_so(tmp_path: Path) -> None:
+    path = tiny.write(
+        tmp_path / "m.gguf", arch="mamba", edit=lambda writer: writer.add_uint32("mamba.rope.dimension_count", 0)
+    )
+    with Engine.open(path) as engine:
         engine.prefill([1, 2, 3])
 
 
