@@ -4,6 +4,7 @@ Where BMOE_TEST_BUILD names a build folder, its library and programs are tested,
 """
 
 import os
+import signal
 from collections.abc import Generator
 from pathlib import Path
 
@@ -11,6 +12,9 @@ import pytest
 
 from bmoe import models
 from bmoe_native import _bmoe_cffi  # type: ignore[attr-defined]
+
+# Whoever starts tests in the background has them ignore Ctrl-C, and the processes that they start, too.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 
 if build := os.environ.get("BMOE_TEST_BUILD"):
     _bmoe_cffi.__file__ = os.path.join(build, "libbmoe.so")
