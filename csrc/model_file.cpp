@@ -295,7 +295,9 @@ void check_computable(const gguf_context *gguf, const std::string &path, const s
     const int64_t head = number_of(gguf, arch + ".attention.key_length", n_head > 0 ? n_embd / n_head : 0);
     for (const char *layers : {"", "_swa"}) {
         const int64_t most = number_of(gguf, arch + ".attention.key_length" + layers, head);
-        const int64_t n_rot = number_of(gguf, arch + ".rope.dimension_count" + layers, -1);
+        // Layers with heads of their own are turned as the others where nothing else is said.
+        const int64_t other = *layers && most != head ? number_of(gguf, arch + ".rope.dimension_count", head) : -1;
+        const int64_t n_rot = number_of(gguf, arch + ".rope.dimension_count" + layers, other);
         if (n_rot <= 0) continue;
         if (n_rot % 2 != 0 || (most > 0 && n_rot > most)) {
             fail(BMOE_E_MODEL,

@@ -177,6 +177,7 @@ def test_a_kv_cache_that_cannot_fit_is_refused_before_it_is_touched(tmp_path: Pa
         ("qwen3next", "qwen3next.rope.dimension_count", 3, "turn 3 of a head's 16"),
         ("qwen3next", "qwen3next.rope.dimension_count", 18, "turn 18 of a head's 16"),
         ("gemma4", "gemma4.rope.dimension_count_swa", 34, "turn 34 of a head's"),
+        ("gemma4", "gemma4.rope.dimension_count_swa", None, "turn 32 of a head's 16"),
         ("qwen35moe", "qwen35moe.rope.dimension_sections", [16, 1, 0, 0], "do not fit a head's 16"),
         ("qwen35moe", "qwen35moe.rope.dimension_sections", [0, 0, 0, 0], "do not fit a head's 16"),
         ("qwen35moe", "qwen35moe.rope.dimension_sections", [3, -1, 0, 0], "do not fit a head's 16"),
