@@ -44,6 +44,8 @@ def whose(said: str) -> tuple[bool, str]:
             return True, function
         if THEIRS.search(function):
             return False, function.partition("(")[0]
+    if "SUMMARY: AddressSanitizer: out-of-memory" in said:
+        return False, "a huge allocation"  # of which ASan makes an end, and others std::bad_alloc
     return True, "no stack:\n" + said[-2000:]
 
 
