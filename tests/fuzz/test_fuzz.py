@@ -48,6 +48,10 @@ def test_what_is_mutated_does_not_end_the_process_in_our_code(programs: Path, tm
             (False, "ggml_abort"),
         ),
         ("    #0 0x1 in llama_vocab::impl::load(int) (fuzz+0x2)", (False, "llama_vocab::impl::load")),
+        (
+            "    #0 0x1 in operator new(unsigned long) (fuzz+0x1)\nSUMMARY: AddressSanitizer: out-of-memory (fuzz+0x1)",
+            (False, "a huge allocation"),
+        ),
     ],
 )
 def test_who_ended_it(stack: str, expected: tuple[bool, str]) -> None:
