@@ -228,6 +228,13 @@ std::vector<bmoe::Message> checked_messages(const bmoe_message *messages, size_t
     return out;
 }
 
+// Before anything of llama.cpp's runs.
+void prepare() {
+    bmoe::os::require_cpu();
+    bmoe::install_log_router();
+    bmoe::catch_assertions();
+}
+
 void copy_error(char *error, size_t error_cap) {
     if (!error || error_cap == 0) return;
     const size_t n = std::min(last_error.text.size(), error_cap - 1);
@@ -259,9 +266,7 @@ void bmoe_open_params_init(bmoe_open_params *params) {
 int32_t bmoe_device_count(void) {
     int32_t n = 0;
     guard(nullptr, [&] {
-        bmoe::os::require_cpu();
-        bmoe::install_log_router();
-        bmoe::catch_assertions();
+        prepare();
         n = bmoe::device_count();
     });
     return n;
@@ -272,9 +277,7 @@ int32_t bmoe_get_device(int32_t index, bmoe_device *device) {
         require(device, "device");
         if (device->size_bytes != sizeof *device)
             fail(BMOE_E_ARGUMENT, "device->size_bytes is %zu, expected %zu", device->size_bytes, sizeof *device);
-        bmoe::os::require_cpu();
-        bmoe::install_log_router();
-        bmoe::catch_assertions();
+        prepare();
         bmoe::describe_device(index, *device);
     });
 }
@@ -286,9 +289,7 @@ int32_t bmoe_open(bmoe_engine **engine, const char *path, const bmoe_open_params
         require(engine, "engine");
         require(path, "path");
         const bmoe_open_params checked = checked_params(params);
-        bmoe::os::require_cpu();
-        bmoe::install_log_router();
-        bmoe::catch_assertions();
+        prepare();
         *engine = bmoe::add_handle(Engine::open(path, checked));
     });
     if (status != BMOE_OK) copy_error(error, error_cap);
