@@ -15,13 +15,14 @@ import shutil
 import subprocess
 import sys
 import venv
+from collections.abc import Callable
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 VENV = ROOT / ".venv"
 
 sys.path.insert(0, str(ROOT / "csrc" / "cmake"))
-import llama as llama  # for portable.py too
+import llama
 
 EXTRAS = {"run": "", "dev": "[dev]"}
 # Tests compute on a device that is a server on this machine, which what is given away does not take for one.
@@ -95,16 +96,21 @@ def prepare(extras: str) -> None:
     pip_install("bmoe and what it needs", "--no-build-isolation", option, "--editable", f".{EXTRAS[extras]}")
 
 
-def main(arguments: list[str]) -> int:
-    if arguments == ["healthy"]:
-        print("yes" if healthy() else "no")
-        return 0
+def reported(work: Callable[[], None]) -> int:
+    """The exit code of a build; what went wrong is said on stderr."""
     try:
-        prepare(arguments[0])
+        work()
     except (llama.BuildError, OSError, subprocess.SubprocessError) as error:
         print(f"bmoe build: {error}", file=sys.stderr)
         return 1
     return 0
+
+
+def main(arguments: list[str]) -> int:
+    if arguments == ["healthy"]:
+        print("yes" if healthy() else "no")
+        return 0
+    return reported(lambda: prepare(arguments[0]))
 
 
 if __name__ == "__main__":

@@ -6,12 +6,11 @@ portable.py FOLDER   where it goes; its path is printed
 from __future__ import annotations
 
 import shutil
-import subprocess
 import sys
 import tempfile
 from pathlib import Path
 
-from devenv import ROOT, llama, pip, prepare_tools, run_tool
+from devenv import ROOT, pip, prepare_tools, reported, run_tool
 
 VENV = ROOT / "build" / "portable-venv"
 # A folder of its own: what CMake remembers of a portable build is not for the next `pip install .`.
@@ -35,12 +34,7 @@ def build(folder: Path) -> Path:
 
 
 def main(arguments: list[str]) -> int:
-    try:
-        print(build(Path(arguments[0])))
-    except (llama.BuildError, OSError, subprocess.SubprocessError) as error:
-        print(f"bmoe build: {error}", file=sys.stderr)
-        return 1
-    return 0
+    return reported(lambda: print(build(Path(arguments[0]))))
 
 
 if __name__ == "__main__":
