@@ -5,6 +5,7 @@
 
 #include "error.h"
 #include "llama-context.h"
+#include "llama-model.h"
 
 namespace bmoe {
 
@@ -29,12 +30,12 @@ PrefillDevice::PrefillDevice(const FoundDevice &device, llama_context *context, 
             for (Weight &weight : layer.weights) weight.device.buffer = nullptr, weight.device.data = nullptr;
         if (i == MOST_PLANS) fail(BMOE_E_UNSUPPORTED, "it computes with other weights each time it is asked");
     }
-    for (const auto &tensor : file.tensors) {
-        const std::string &name = tensor.first;
+    // The model's, not the file's: of a layer that llama.cpp leaves out there is nothing to compute.
+    for (const auto &[name, tensor] : llama_internal_get_tensor_map(model)) {
         if (!store || !is_expert_weight(name)) continue;
         const bool planned = std::any_of(plan_.layers.begin(), plan_.layers.end(), [&](const PlannedLayer &layer) {
             return std::any_of(layer.weights.begin(), layer.weights.end(),
-                               [&](const Weight &w) { return w.is_routed && name == w.tensor->name; });
+                               [&, of = tensor](const Weight &w) { return w.is_routed && w.tensor == of; });
         });
         if (!planned) fail(BMOE_E_UNSUPPORTED, "it does not compute with the experts of %s", name.c_str());
     }

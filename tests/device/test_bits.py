@@ -1,6 +1,7 @@
 """Wide pieces on a device with the CPU's kernels compute the bits of the CPU (gate g), and the waits are why."""
 
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,7 @@ import pytest
 from bmoe_native import Engine, EngineError, Streaming
 from tests import tiny
 from tests.device.server import Server
+from tests.tiny.family import N_EMBD, ones
 
 TOKENS = [int(token) for token in np.random.default_rng(7).integers(0, 256, 300)]
 # Wide and narrow pieces in turn, the same widths on different positions, a prompt again.
@@ -50,6 +52,26 @@ def test_streamed_experts_go_to_the_device(family: str, cached: int, paths: dict
     for direct, dense, loaders in ((True, "mmap", 1), (False, "anon", 5)):
         streaming = Streaming(cache_bytes=budget, direct=direct, dense=dense)
         assert_same(paths[family], server.name(), streaming=streaming, prefill_loaders=loaders)
+
+
+def test_experts_of_a_layer_that_is_left_out_are_not_missed(
+    server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """llama.cpp does not load the layer that is there to predict a second token."""
+    family = tiny.FAMILIES["deepseek2"]
+
+    def layer(number: int, draw: Any) -> Iterator[Any]:
+        yield from family.layer(number, draw)
+        if number == family.n_layer:
+            yield "nextn.eh_proj.weight", draw(N_EMBD, 2 * N_EMBD)
+            yield "nextn.enorm.weight", ones(N_EMBD)
+            yield "nextn.hnorm.weight", ones(N_EMBD)
+
+    metadata = {**family.metadata, "nextn_predict_layers": 1}
+    longer = replace(family, layer=layer, n_layer=family.n_layer + 1, metadata=metadata)
+    monkeypatch.setitem(tiny.FAMILIES, "deepseek2", longer)
+    path = tiny.write(tmp_path / "m.gguf", arch="deepseek2", n_ctx_train=1024)
+    assert_same(path, server.name(), streaming=Streaming(cache_bytes=0))
 
 
 @pytest.mark.parametrize("family", ["llama", "qwen3moe", "granitehybrid"])
