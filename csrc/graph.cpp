@@ -117,11 +117,13 @@ bool Engine::computed(const ggml_tensor *node) {
         if (number_after(EXPERTS_END, node) >= 0) experts_->release_layer();
     }
     layer = number_after(LAYER_END, node);
-    if (layer >= 0 && node->type == GGML_TYPE_F32 && node->ne[1] > 0)
+    if (layer >= 0 && node->type == GGML_TYPE_F32 && node->ne[1] > 0) {
+        const Bytes bytes(node);  // on this thread: a device that is lost keeps whoever asks it
         on_caller([&] {
-            layer_hook_(layer, Bytes(node).row<float>(node->ne[1] - 1, node->nb[1]), static_cast<int32_t>(node->ne[0]),
+            layer_hook_(layer, bytes.row<float>(node->ne[1] - 1, node->nb[1]), static_cast<int32_t>(node->ne[0]),
                         layer_user_);
         });
+    }
     return true;
 }
 
