@@ -115,6 +115,8 @@ class Engine {
     static bool should_stop(void *engine);
     // graph.cpp
     static bool on_node(ggml_tensor *node, bool ask, void *engine);
+    bool is_of_no_use() const { return graph_failure_ || given_up_; }  // what comes of the graph that is running
+    void take_back();
     bool wants(const ggml_tensor *node);
     bool listens(const ggml_tensor *node);
     bool computed(const ggml_tensor *node);
@@ -183,6 +185,8 @@ class Engine {
     double early_router_s_ = 0.0;
     Head head_;
     std::optional<Error> graph_failure_;  // of the graph that is running: what it needs cannot be had
+    ggml_tensor *passed_over_ = nullptr;  // a node of it that is made to compute nothing, until take_back()
+    ggml_op passed_op_ = GGML_OP_NONE;    // its own
 };
 
 }  // namespace bmoe

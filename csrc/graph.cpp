@@ -1,5 +1,6 @@
 // What a graph is asked while it is computed, and what it tells: the one callback that streaming and hooks share.
 #include <cstring>
+#include <utility>
 
 #include "engine.h"
 #include "error.h"
@@ -34,16 +35,26 @@ class Bytes {
 // pauses meanwhile, on the thread that called prefill.
 bool Engine::on_node(ggml_tensor *node, bool ask, void *self) {
     auto *engine = static_cast<Engine *>(self);
+    engine->take_back();
+    bool answer = ask;  // a node asked for ends this part of the graph, and false ends what follows
     try {
-        // Each part of the graph ends with its first node once what comes of it is of no use.
-        if (engine->graph_failure_ || engine->given_up_) return ask;
-        return ask ? engine->wants(node) : engine->computed(node);
+        if (!engine->is_of_no_use()) answer = ask ? engine->wants(node) : engine->computed(node);
     } catch (const Error &error) {
         engine->graph_failure_ = error;
     } catch (const std::exception &error) {
         engine->graph_failure_ = Error(BMOE_E_INTERNAL, error.what());
     }
-    return ask;  // a node asked for ends this part of the graph, and false ends what follows
+    // Each other part of the graph still comes to its first node, of sources that were not computed: of experts or rows chosen
+    // by such, there is no telling what is read.
+    if (ask && engine->is_of_no_use()) {
+        engine->passed_over_ = node;
+        engine->passed_op_ = std::exchange(node->op, GGML_OP_NONE);
+    }
+    return answer;
+}
+
+void Engine::take_back() {
+    if (ggml_tensor *node = std::exchange(passed_over_, nullptr)) node->op = passed_op_;
 }
 
 bool Engine::wants(const ggml_tensor *node) {

@@ -70,6 +70,7 @@ void Engine::decode(llama_token *tokens, int32_t n_tokens, Rows rows) {
     on_device_ = device_ && device_->takes(n_tokens);
     if (experts_ && !on_device_) experts_->begin_graph();
     const int32_t status = on_device_ ? compute_on_device(batch) : llama_decode(context_.get(), batch);
+    take_back();
     if (experts_ && !on_device_) experts_->end_graph();
     if (graph_failure_) {
         const Error why = *graph_failure_;
