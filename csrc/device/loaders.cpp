@@ -65,6 +65,8 @@ void Loaders::submit(const std::vector<LoadJob> &jobs, bool urgent) {
         std::deque<LoadJob> &queue = urgent ? urgent_ : waiting_;
         queue.insert(queue.end(), jobs.begin(), jobs.end());
         for (const LoadJob &job : jobs) ++n_left_[job.group];
+        // A loader that ran out of memory here would end the process.
+        missed_.reserve(missed_.size() + n_running_ + urgent_.size() + waiting_.size());
     }
     work_.notify_all();
 }
@@ -80,6 +82,15 @@ void Loaders::choose(size_t group, const std::vector<int32_t> &experts) {
             --n_left_[group];
     }
     waiting_.erase(end, waiting_.end());
+}
+
+std::vector<LoadJob> Loaders::take_missed(size_t group) {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    const auto end =
+        std::stable_partition(missed_.begin(), missed_.end(), [&](const LoadJob &job) { return job.group != group; });
+    std::vector<LoadJob> taken(end, missed_.end());
+    missed_.erase(end, missed_.end());
+    return taken;
 }
 
 bool Loaders::wait(size_t group, const std::function<bool()> &is_unwanted) {
@@ -101,6 +112,7 @@ void Loaders::settle() {
     done_.wait(lock, [&] { return n_running_ == 0; });
     std::fill(n_left_.begin(), n_left_.end(), 0);
     failure_.clear();
+    missed_.clear();
 }
 
 uint64_t Loaders::bytes_read() {
@@ -130,7 +142,10 @@ void Loaders::work() {
         --n_running_;
         --n_left_[job.group];
         bytes_read_ += n_read;
-        if (failure_.empty()) failure_ = std::move(failure);
+        if (job.is_guess && !failure.empty())
+            missed_.push_back(job);
+        else if (failure_.empty())
+            failure_ = std::move(failure);
         done_.notify_all();
     }
 }

@@ -24,6 +24,7 @@ struct LoadJob {
     const uint8_t *from = nullptr;  // the weight in the host's memory; null: in the file
     int32_t file = 0;
     uint64_t offset = 0;  // of the weight
+    bool is_guess = false;
 };
 
 // Whether a device may read beyond the end of an expert, where it pads rows. What is there must be finite, so it is handed
@@ -41,6 +42,8 @@ class Loaders {
     void submit(const std::vector<LoadJob> &jobs, bool urgent);
     // Of the jobs of a group that wait, make those of these experts (rising) urgent, and drop the others.
     void choose(size_t group, const std::vector<int32_t> &experts);
+    // The guesses of a group that could not be brought, once: that is no failure before they are known to be needed.
+    std::vector<LoadJob> take_missed(size_t group);
     // Wait until all of a group is on the device; false where is_unwanted, asked every 20 ms, said so first. Throws Error
     // (BMOE_E_READ).
     bool wait(size_t group, const std::function<bool()> &is_unwanted);
@@ -61,6 +64,7 @@ class Loaders {
     std::mutex device_;  // no backend promises to take bytes from two threads at once
     std::condition_variable work_, done_;
     std::deque<LoadJob> urgent_, waiting_;
+    std::vector<LoadJob> missed_;
     std::vector<size_t> n_left_;  // of each group
     size_t n_running_ = 0;
     uint64_t bytes_read_ = 0;

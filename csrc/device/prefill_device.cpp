@@ -71,7 +71,9 @@ void PrefillDevice::load(size_t index) {
         jobs.back().group = dense_group(index);
     }
     loaders_->submit(jobs, false);
-    loaders_->submit(jobs_for(index, likely_[index]), false);
+    jobs = jobs_for(index, likely_[index]);
+    for (LoadJob &job : jobs) job.is_guess = true;
+    loaders_->submit(jobs, false);
     progress_[index].experts.insert(likely_[index].begin(), likely_[index].end());
 }
 
@@ -186,7 +188,17 @@ bool PrefillDevice::routed(int32_t layer, const std::vector<int32_t> &given, con
     loaders_->choose(experts_group(index), experts);
     loaders_->submit(jobs_for(index, missing), true);
     likely_[index] = std::move(experts);
-    return device_.faults.no_fill_wait || wait(experts_group(index), is_unwanted);
+    if (device_.faults.no_fill_wait) return true;
+    if (!wait(experts_group(index), is_unwanted)) return false;
+    std::vector<LoadJob> again;
+    for (LoadJob &job : loaders_->take_missed(experts_group(index))) {
+        if (!std::binary_search(likely_[index].begin(), likely_[index].end(), job.expert)) continue;
+        job.is_guess = false;
+        again.push_back(job);
+    }
+    if (again.empty()) return true;
+    loaders_->submit(again, true);
+    return wait(experts_group(index), is_unwanted);
 }
 
 bool PrefillDevice::wait(size_t group, const IsUnwanted &is_unwanted) {

@@ -317,6 +317,10 @@ ssize_t pread(int file, void *to, size_t n, off_t offset) {
     ssize_t (*real)(int, void *, size_t, off_t) = (ssize_t (*)(int, void *, size_t, off_t))dlsym(RTLD_NEXT, "pread");
     const char *fault = getenv("FAULT");
     if (fails()) return -1;
+    if (fault && !strncmp(fault, "at", 2) && offset <= atol(fault + 2) && atol(fault + 2) < offset + (off_t)n) {
+        errno = EIO;
+        return -1;
+    }
     return real(file, to, fault && !strcmp(fault, "short") && n > 4096 ? n / 2 : n, offset);
 }
 ssize_t preadv(int file, const struct iovec *parts, int n_parts, off_t offset) {

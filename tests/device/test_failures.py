@@ -9,6 +9,7 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
+import gguf
 import numpy as np
 import pytest
 
@@ -16,6 +17,7 @@ from bmoe_native import ClosedError, Engine, EngineError, ReadError, Streaming
 from tests import tiny
 from tests.bmoe_native.test_streaming import SHIM, preloaded
 from tests.device.server import Server
+from tests.tiny.family import N_EXPERT
 
 TOKENS = [int(token) for token in np.random.default_rng(7).integers(0, 256, 300)]
 
@@ -72,11 +74,16 @@ UNREADABLE = """
 """
 
 
-def test_an_expert_that_cannot_be_read_for_the_device(paths: dict[str, Path], server: Server, tmp_path: Path) -> None:
+@pytest.fixture(scope="module")
+def shim(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("shim")
+    (folder / "shim.c").write_text(SHIM)
+    subprocess.run(["cc", "-shared", "-fPIC", "-o", folder / "shim.so", folder / "shim.c", "-ldl"], check=True)
+    return folder / "shim.so"
+
+
+def test_an_expert_that_cannot_be_read_for_the_device(paths: dict[str, Path], server: Server, shim: Path) -> None:
     path = paths["qwen3moe"]
-    (tmp_path / "shim.c").write_text(SHIM)
-    shim = tmp_path / "shim.so"
-    subprocess.run(["cc", "-shared", "-fPIC", "-o", shim, tmp_path / "shim.c", "-ldl"], check=True)
     command = [sys.executable, "-c", textwrap.dedent(UNREADABLE), path, " ".join(map(str, TOKENS)), server.name()]
     done = subprocess.run(command, env=preloaded(shim), capture_output=True, timeout=60, check=False)
     assert done.returncode == 0, done.stderr
@@ -84,6 +91,50 @@ def test_an_expert_that_cannot_be_read_for_the_device(paths: dict[str, Path], se
     said = done.stdout[: len(done.stdout) - wanted.nbytes].decode()
     assert said.startswith("error 0 expert ") and " of layer " in said and "Input/output error" in said
     np.testing.assert_array_equal(np.frombuffer(done.stdout[-wanted.nbytes :], np.float32), wanted)
+
+
+UNREADABLE_FOR_GOOD = """
+    import os, sys
+    from bmoe_native import Engine, ReadError, Streaming
+    begin, slice_bytes = map(int, sys.argv[3:])
+    asked = [set() for _ in range(8)]
+    with Engine.open(
+        sys.argv[1],
+        n_ubatch=64,
+        n_threads=1,
+        prefill_device=sys.argv[2],
+        streaming=Streaming(cache_bytes=0, direct=False),
+        on_routing=lambda routing: asked[routing.layer].update(routing.experts.ravel().tolist()),
+    ) as engine:
+        def experts(token):
+            asked[1].clear()
+            engine.drop_state()
+            assert engine.prefill([token] * 40).dev_tokens == 40
+            return set(asked[1])
+        of = {token: experts(token) for token in range(30)}
+        with_it, without = next((a, b) for a in of for b in of if of[a] - of[b])
+        expert = min(of[with_it] - of[without])
+        os.environ["FAULT"] = f"at{begin + expert * slice_bytes}"
+        for token in (with_it, with_it, without, with_it, without):
+            try:
+                print("read", experts(token) == of[token])
+            except ReadError as error:
+                print(f"expert {expert} of layer 1" in str(error))
+        os.environ["FAULT"] = "none"
+        print(engine.prefill([with_it] * 40).dev_tokens)
+"""
+
+
+def test_an_expert_that_cannot_be_read_is_not_missed_where_it_is_only_foreseen(
+    paths: dict[str, Path], server: Server, shim: Path
+) -> None:
+    path = paths["qwen3moe"]
+    weights = next(one for one in gguf.GGUFReader(path).tensors if one.name == "blk.1.ffn_up_exps.weight")
+    numbers = [weights.data_offset, weights.n_bytes // N_EXPERT]
+    command = [sys.executable, "-c", textwrap.dedent(UNREADABLE_FOR_GOOD), path, server.name(), *map(str, numbers)]
+    done = subprocess.run(command, env=preloaded(shim), capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.splitlines() == ["True", "True", "read True", "True", "read True", "40"]
 
 
 def test_a_file_that_changed_is_not_read_for_the_device(server: Server, tmp_path: Path) -> None:
