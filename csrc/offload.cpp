@@ -43,6 +43,9 @@ void Engine::attach_device(const bmoe_open_params &params) {
     options.n_loaders = params.prefill_loaders > 0 ? params.prefill_loaders : DEFAULT_LOADERS;
     options.direct = !params.no_direct;
     const std::string name = legible(params.prefill_device);
+    if (info_.n_ubatch < options.min_tokens)
+        return leave_device("the device " + name + " is to compute pieces of " + std::to_string(options.min_tokens) +
+                            " tokens and more, and none is wider than " + std::to_string(info_.n_ubatch));
     // On the device the head is cut off from what it reads: here it is still whole.
     if (layer_hook_) find_head();
     try {

@@ -85,6 +85,22 @@ def test_slow_loaders_are_seen_as_a_stall(paths: dict[str, Path], server: Server
         assert 0.1 < result.dev_stall_s < result.prefill_s
 
 
+def test_a_device_for_wider_pieces_than_there_are_computes_none(paths: dict[str, Path], server: Server) -> None:
+    said: list[str] = []
+    why = "is to compute pieces of 33 tokens and more, and none is wider than 32"
+    for sizes in ({"n_ubatch": 32}, {"n_ctx": 32}):
+        with Engine.open(
+            paths["llama"],
+            prefill_device=server.name(),
+            prefill_min_tokens=33,
+            on_log=lambda _, text: said.append(text),
+            **sizes,
+        ) as engine:
+            assert engine.info.prefill_device == "" and engine.info.prefill_device_bytes == 0
+            assert why in engine.info.prefill_device_why and why in said.pop() and not said
+            assert engine.prefill(TOKENS[:32]).dev_tokens == 0
+
+
 @pytest.mark.parametrize(
     ("name", "why"),
     [
