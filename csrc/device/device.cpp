@@ -1,5 +1,7 @@
 #include "device/device.h"
 
+#include <stdexcept>
+
 #include "error.h"
 #ifdef BMOE_TEST_RPC
 #include "device/test_rpc.h"
@@ -53,12 +55,20 @@ FoundDevice find_device(const std::string &name) {
         found.device = nullptr;
         return found;
     }
-    ggml_backend_t backend = ggml_backend_dev_init(found.device, nullptr);
-    if (!backend) {
-        found.why = "the device " + legible(name) + " does not open";
-        found.device = nullptr;
+    std::string why;
+    try {
+        if (found.faults.no_open) throw std::runtime_error("Unsupported device");
+        ggml_backend_t backend = ggml_backend_dev_init(found.device, nullptr);
+        if (backend)
+            ggml_backend_free(backend);
+        else
+            why = "no reason given";
+    } catch (const std::exception &error) {  // of a backend in C++
+        why = legible(error.what());
     }
-    ggml_backend_free(backend);
+    if (why.empty()) return found;
+    found.why = "the device " + legible(name) + " does not open: " + why;
+    found.device = nullptr;
     return found;
 }
 

@@ -16,6 +16,7 @@ struct DeviceFaults {
     bool no_fill_wait = false;                          // compute a layer whether or not its slot has been filled
     bool early_refill = false;                          // fill a slot again before its layer has been computed
     bool skipped_point = false;                         // lose sight of one node that reads weights
+    bool no_open = false;                               // it throws when it is opened
     bool no_memory = false;                             // slots cannot be allocated
     ggml_backend_buffer_type_t state_memory = nullptr;  // of the host, said to be what the device copies from
     ggml_type refuse = GGML_TYPE_COUNT;                 // a type that the device is said not to compute with
