@@ -117,6 +117,10 @@ class Engine {
     static bool on_node(ggml_tensor *node, bool ask, void *engine);
     bool is_of_no_use() const { return graph_failure_ || given_up_; }  // what comes of the graph that is running
     void take_back();
+    struct TakenBack {  // whatever ends the graph: it may be computed again
+        Engine &engine;
+        ~TakenBack() { engine.take_back(); }
+    };
     bool wants(const ggml_tensor *node);
     bool listens(const ggml_tensor *node);
     bool computed(const ggml_tensor *node);

@@ -43,6 +43,7 @@ bool Engine::on_node(ggml_tensor *node, bool ask, void *self) {
         engine->graph_failure_ = error;
     } catch (const std::exception &error) {
         engine->graph_failure_ = Error(BMOE_E_INTERNAL, error.what());
+        if (engine->on_device_) lose_device(error);
     }
     // Each other part of the graph still comes to its first node, of sources that were not computed: of experts or rows chosen
     // by such, there is no telling what is read.

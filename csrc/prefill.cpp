@@ -69,8 +69,8 @@ void Engine::decode(llama_token *tokens, int32_t n_tokens, Rows rows) {
     n_outputs_ = rows == Rows::all ? n_tokens : rows == Rows::last ? 1 : 0;
     on_device_ = device_ && device_->takes(n_tokens);
     if (experts_ && !on_device_) experts_->begin_graph();
+    const TakenBack taken_back{*this};
     const int32_t status = on_device_ ? compute_on_device(batch) : llama_decode(context_.get(), batch);
-    take_back();
     if (experts_ && !on_device_) experts_->end_graph();
     if (graph_failure_) {
         const Error why = *graph_failure_;
@@ -171,7 +171,7 @@ bmoe_counters Engine::compute_here(const std::vector<llama_token> &tokens, Rows 
         failure = "out of memory";
     } catch (const std::exception &error) {
         failure = error.what();
-        if (on_device_) thread_->lose(legible(failure));
+        if (on_device_) lose_device(error);
     }
     const os::Usage usage = os::process_usage();
     counters_.prefill_s += std::chrono::duration<double>(Clock::now() - start).count();

@@ -17,6 +17,8 @@ struct DeviceFaults {
     bool early_refill = false;                          // fill a slot again before its layer has been computed
     bool skipped_point = false;                         // lose sight of one node that reads weights
     bool no_open = false;                               // it throws when it is opened
+    bool throwing_load = false;                         // it throws when a weight is brought there
+    bool throwing_router = false;                       // it throws when it is asked which experts were chosen
     bool no_memory = false;                             // slots cannot be allocated
     ggml_backend_buffer_type_t state_memory = nullptr;  // of the host, said to be what the device copies from
     ggml_type refuse = GGML_TYPE_COUNT;                 // a type that the device is said not to compute with

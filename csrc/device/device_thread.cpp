@@ -6,6 +6,7 @@
 #include <exception>
 #include <list>
 #include <mutex>
+#include <new>
 #include <system_error>
 #include <utility>
 
@@ -135,8 +136,6 @@ std::string DeviceThread::lost() const {
     return state_->lost;
 }
 
-void DeviceThread::lose(const std::string &why) { mark(*state_, why); }
-
 std::shared_ptr<State> current_device_thread() { return current; }
 void join_device_thread(std::shared_ptr<State> state) { current = std::move(state); }
 
@@ -172,6 +171,11 @@ void lose_device(const char *message) {
         }
     }
     if (any) stay();
+}
+
+void lose_device(const std::exception &thrown) {
+    const bool is_ours = dynamic_cast<const Error *>(&thrown) || dynamic_cast<const std::bad_alloc *>(&thrown);
+    if (current && !is_ours) mark(*current, legible(thrown.what()));
 }
 
 }  // namespace bmoe

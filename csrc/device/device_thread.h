@@ -2,6 +2,7 @@
 // for ever; here that costs this thread alone.
 #pragma once
 
+#include <exception>
 #include <functional>
 #include <memory>
 #include <string>
@@ -22,7 +23,6 @@ class DeviceThread {
     void run(std::function<void()> body);
     // Why it is not to be talked to again; empty while it is there.
     std::string lost() const;
-    void lose(const std::string &why);
 
     struct State;
 
@@ -42,5 +42,7 @@ void on_caller(const std::function<void()> &hook);
 
 // An assertion failed. Where it is a device's, that is lost, and this does not return.
 void lose_device(const char *message);
+// Thrown while this thread asked its device: where it is neither an Error nor want of memory, the device is lost.
+void lose_device(const std::exception &thrown);
 
 }  // namespace bmoe

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <chrono>
+#include <stdexcept>
 #include <system_error>
 
 #include "device/convert.h"
@@ -32,8 +33,8 @@ bool is_padded(const Weight &experts) {
     return !experts.is_converted() && ggml_is_quantized(experts.device.type) && experts.device.ne[0] % PADDED_ROW != 0;
 }
 
-Loaders::Loaders(int32_t n_threads, size_t n_groups, const Reader *reader, int32_t slow_ms)
-    : reader_(reader), slow_ms_(slow_ms), n_left_(n_groups, 0) {
+Loaders::Loaders(int32_t n_threads, size_t n_groups, const Reader *reader, const DeviceFaults &faults)
+    : reader_(reader), faults_(faults), n_left_(n_groups, 0) {
     try {
         for (int32_t i = 0; i < n_threads; ++i) {
             threads_.emplace_back([this, of = current_device_thread()] {
@@ -137,6 +138,7 @@ void Loaders::work() {
             failure = load(job, bytes, converted, n_read);
         } catch (const std::exception &error) {
             failure = std::string("cannot bring ") + job.weight->tensor->name + " to the device: " + error.what();
+            lose_device(error);
         }
         lock.lock();
         --n_running_;
@@ -152,7 +154,7 @@ void Loaders::work() {
 
 std::string Loaders::load(const LoadJob &job, std::vector<uint8_t> &bytes, std::vector<uint8_t> &converted,
                           uint64_t &n_read) {
-    if (slow_ms_ > 0) std::this_thread::sleep_for(std::chrono::milliseconds(slow_ms_));
+    if (faults_.slow_ms > 0) std::this_thread::sleep_for(std::chrono::milliseconds(faults_.slow_ms));
     const Weight &weight = *job.weight;
     ggml_tensor on_device = weight.device;
     ggml_tensor in_model = *weight.tensor;
@@ -187,6 +189,7 @@ std::string Loaders::load(const LoadJob &job, std::vector<uint8_t> &bytes, std::
     if (job.expert == LoadJob::ALL &&
         ggml_backend_buffer_get_alloc_size(weight.device.buffer, &weight.device) > n_device_bytes)
         ggml_backend_buffer_init_tensor(weight.device.buffer, &on_device);
+    if (faults_.throwing_load) throw std::runtime_error("ErrorDeviceLost");
     ggml_backend_tensor_set(&on_device, from, weight.device.nb[2] * index, n_device_bytes);
     return "";
 }

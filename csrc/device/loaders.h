@@ -10,6 +10,7 @@
 #include <thread>
 #include <vector>
 
+#include "device/device.h"
 #include "device/plan.h"
 #include "experts/reader.h"
 
@@ -34,7 +35,7 @@ bool is_padded(const Weight &experts);
 class Loaders {
   public:
     // The reader is used for its files alone, and outlives this; null where nothing streams.
-    Loaders(int32_t n_threads, size_t n_groups, const Reader *reader, int32_t slow_ms);
+    Loaders(int32_t n_threads, size_t n_groups, const Reader *reader, const DeviceFaults &faults);
     ~Loaders();
     Loaders(const Loaders &) = delete;
     Loaders &operator=(const Loaders &) = delete;
@@ -59,7 +60,7 @@ class Loaders {
     void stop();
 
     const Reader *reader_;
-    int32_t slow_ms_;
+    DeviceFaults faults_;
     std::mutex mutex_;
     std::mutex device_;  // no backend promises to take bytes from two threads at once
     std::condition_variable work_, done_;

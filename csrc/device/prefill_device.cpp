@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <chrono>
+#include <stdexcept>
 
 #include "error.h"
 #include "llama-context.h"
@@ -47,8 +48,7 @@ PrefillDevice::PrefillDevice(const FoundDevice &device, llama_context *context, 
         const std::string other = reader_->other_than(file.identities);
         if (!other.empty()) fail(BMOE_E_READ, "the model file changed while it was being opened: %s", other.c_str());
     }
-    loaders_ =
-        std::make_unique<Loaders>(options.n_loaders, 2 * plan_.layers.size(), reader_.get(), device.faults.slow_ms);
+    loaders_ = std::make_unique<Loaders>(options.n_loaders, 2 * plan_.layers.size(), reader_.get(), device.faults);
     likely_.resize(plan_.layers.size());
 }
 
@@ -171,6 +171,7 @@ bool PrefillDevice::is_foreseen(int32_t layer, int32_t expert) const {
 bool PrefillDevice::routed(int32_t layer, const std::vector<int32_t> &given, const IsUnwanted &is_unwanted) {
     const size_t index = index_of(layer);
     if (index == plan_.layers.size() || plan_.layers[index].n_expert == 0) return true;
+    if (device_.faults.throwing_router) throw std::runtime_error("ErrorDeviceLost");
     std::vector<int32_t> experts = given, missing;
     std::sort(experts.begin(), experts.end());
     experts.erase(std::unique(experts.begin(), experts.end()), experts.end());

@@ -50,6 +50,8 @@ void parse_fault(const std::string &text, DeviceFaults &faults) {
     if (key == "early_refill") faults.early_refill = true;
     if (key == "skipped_point") faults.skipped_point = true;
     if (key == "no_open") faults.no_open = true;
+    if (key == "throwing_load") faults.throwing_load = true;
+    if (key == "throwing_router") faults.throwing_router = true;
     if (key == "no_memory") faults.no_memory = true;
     if (key == "state_memory") faults.state_memory = named_host_memory();
     for (int type = 0; key == "refuse" && type < GGML_TYPE_COUNT; ++type)

@@ -188,6 +188,20 @@ def test_a_device_that_is_lost_costs_the_engine_and_not_the_process(
     again.kill()
 
 
+@pytest.mark.parametrize(("fault", "streamed"), [("load", False), ("load", True), ("router", True)])
+def test_a_device_that_throws_is_lost(fault: str, streamed: bool, paths: dict[str, Path], rpc_library: None) -> None:
+    """Backends in C++ do, on the thread that asks them, and again when they are asked for their buffers."""
+    streaming = Streaming(cache_bytes=0) if streamed else None
+    server = Server()  # of its own: a lost engine keeps its connection, and there is one at a time
+    device = server.name(f"throwing_{fault}")
+    with Engine.open(paths["qwen3moe"], n_ubatch=64, prefill_device=device, streaming=streaming) as engine:
+        with pytest.raises(EngineError, match=r"the prefill device was lost: ErrorDeviceLost"):
+            engine.prefill(TOKENS[:64])
+        with pytest.raises(EngineError, match=r"was lost before .*can only be closed"):
+            engine.prefill(TOKENS[:20])
+    server.kill()
+
+
 def test_a_device_that_is_lost_between_two_calls(paths: dict[str, Path], rpc_library: None) -> None:
     """Closing asks it for its buffers."""
     server = Server()

@@ -38,7 +38,7 @@ POLLED = """
 def polled(path: Path, code: str, device: str = "") -> list[str]:
     """What it prints. It may hang or be ended by a signal."""
     command = [sys.executable, "-c", textwrap.dedent(POLLED) + textwrap.dedent(code), path, device]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=180, check=False)
     assert done.returncode == 0, done.stderr
     return done.stdout.splitlines()
 
