@@ -1,8 +1,10 @@
 #include "device/device.h"
 
+#include <algorithm>
 #include <stdexcept>
 
 #include "error.h"
+#include "os/memory.h"
 #ifdef BMOE_TEST_RPC
 #include "device/test_rpc.h"
 #endif
@@ -82,9 +84,12 @@ void describe_device(int32_t index, bmoe_device &out) {
     put_legible(out.description, ggml_backend_dev_description(device));
     size_t free_bytes = 0, total_bytes = 0;
     ggml_backend_dev_memory(device, &free_bytes, &total_bytes);
+    out.type = type_of(device);
+    // ggml calls all of a machine's memory free.
+    if (const int64_t available = os::available_bytes(); out.type == BMOE_DEVICE_CPU && available > 0)
+        free_bytes = std::min(total_bytes, static_cast<size_t>(available));
     out.free_bytes = static_cast<int64_t>(free_bytes);
     out.total_bytes = static_cast<int64_t>(total_bytes);
-    out.type = type_of(device);
 }
 
 }  // namespace bmoe

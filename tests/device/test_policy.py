@@ -17,7 +17,7 @@ def test_devices_are_listed_with_their_memory() -> None:
     assert build_info()
     cpu = next(device for device in devices() if device.type == "cpu")
     assert cpu.name == "CPU" and cpu.description
-    assert 0 < cpu.free_bytes <= cpu.total_bytes
+    assert 0 < cpu.free_bytes < cpu.total_bytes  # this process is in memory, at the least
 
 
 @pytest.mark.parametrize(
