@@ -1,6 +1,7 @@
 """The prefill device of a session: what can be asked for, and what it means for the prefix cache."""
 
 from bmoe.decide import Refused
+from bmoe.decide.types import check_text
 from bmoe_native.types import Info
 
 DEFAULT_MIN_TOKENS = 32  # what 0 stands for
@@ -12,6 +13,7 @@ def check_prefill_device(name: str, min_tokens: int = 0) -> None:
 
     Raises: Refused.
     """
+    check_text("prefill_device", name)
     if name.strip().lower().startswith("rpc"):
         raise Refused(
             f"prefill_device {name!r} is an endpoint of ggml's RPC, and none is opened: it has neither encryption nor "

@@ -161,7 +161,10 @@ class Engine:
             encoded = _encoded(chat_template, "the chat template")
             template = f.new("char[]", encoded)
             params.chat_template, params.chat_template_bytes = template, len(encoded)
-        device = f.new("char[]", _encoded(prefill_device, "prefill_device"))
+        raw_device = _encoded(prefill_device, "prefill_device")
+        if b"\0" in raw_device:
+            raise errors.ArgumentError("prefill_device holds a zero byte")
+        device = f.new("char[]", raw_device)
         params.prefill_device = device
         params.log, params.progress, params.poll = hooks.log, hooks.progress, hooks.poll
         params.router, params.layer = hooks.routing, hooks.layer

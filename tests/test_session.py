@@ -115,6 +115,12 @@ def test_no_endpoint_is_a_prefill_device(name: str) -> None:
         Session.open("/nowhere/model.gguf", prefill_device=name)
 
 
+@pytest.mark.parametrize("name", [None, 0, b"Vulkan0", "Vulkan\udcff"])
+def test_a_prefill_device_has_a_name(name: Any) -> None:
+    with pytest.raises(Refused, match=r"^prefill_device (must be text|holds U\+DCFF)"):
+        Session.open("/nowhere/model.gguf", prefill_device=name)
+
+
 def test_generated_tokens_never_go_to_a_device() -> None:
     with pytest.raises(Refused, match="prefill_min_tokens is 1, with which each generated token"):
         Session.open("/nowhere/model.gguf", prefill_device="Vulkan0", prefill_min_tokens=1)

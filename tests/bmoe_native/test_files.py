@@ -148,6 +148,11 @@ def test_a_path_with_a_zero_byte_is_refused() -> None:
         Engine.open("a\0b")
 
 
+def test_a_prefill_device_with_a_zero_byte_is_refused(whole: Path) -> None:
+    with pytest.raises(ArgumentError, match="prefill_device holds a zero byte"):
+        Engine.open(whole, prefill_device="CPU\0b")
+
+
 def test_a_context_beyond_the_training_is_refused_with_both_numbers(whole: Path) -> None:
     with pytest.raises(ArgumentError, match=r"513.*512"):
         Engine.open(whole, n_ctx=513)
