@@ -1,6 +1,8 @@
 #include "device/device.h"
 
 #include <algorithm>
+#include <map>
+#include <mutex>
 #include <stdexcept>
 
 #include "error.h"
@@ -36,6 +38,35 @@ std::string known_names() {
     return names.empty() ? "none" : names;
 }
 
+// What threw when it was opened is left half made in its backend, which would take it for whole the next time.
+struct Thrown {
+    std::mutex mutex;
+    std::map<ggml_backend_dev_t, std::string> why;
+};
+Thrown &thrown() {
+    static Thrown *const them = new Thrown;
+    return *them;
+}
+
+// Why it does not open; empty where it does.
+std::string try_to_open(const FoundDevice &found) {
+    {
+        const std::lock_guard<std::mutex> lock(thrown().mutex);
+        const auto before = thrown().why.find(found.device);
+        if (before != thrown().why.end()) return before->second;
+    }
+    try {
+        if (found.faults.no_open) throw std::runtime_error("Unsupported device");
+        ggml_backend_t backend = ggml_backend_dev_init(found.device, nullptr);
+        if (!backend) return "no reason given";
+        ggml_backend_free(backend);
+    } catch (const std::exception &error) {  // of a backend in C++
+        const std::lock_guard<std::mutex> lock(thrown().mutex);
+        return thrown().why[found.device] = legible(error.what());
+    }
+    return "";
+}
+
 }  // namespace
 
 FoundDevice find_device(const std::string &name) {
@@ -57,17 +88,7 @@ FoundDevice find_device(const std::string &name) {
         found.device = nullptr;
         return found;
     }
-    std::string why;
-    try {
-        if (found.faults.no_open) throw std::runtime_error("Unsupported device");
-        ggml_backend_t backend = ggml_backend_dev_init(found.device, nullptr);
-        if (backend)
-            ggml_backend_free(backend);
-        else
-            why = "no reason given";
-    } catch (const std::exception &error) {  // of a backend in C++
-        why = legible(error.what());
-    }
+    const std::string why = try_to_open(found);
     if (why.empty()) return found;
     found.why = "the device " + legible(name) + " does not open: " + why;
     found.device = nullptr;
