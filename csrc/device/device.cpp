@@ -84,7 +84,7 @@ FoundDevice find_device(const std::string &name) {
     }
     const bmoe_device_type type = type_of(found.device);
     if (type != BMOE_DEVICE_GPU && type != BMOE_DEVICE_IGPU) {
-        found.why = legible(name) + " is no device with a memory of its own";
+        found.why = legible(name) + " is of another type than gpu and igpu";
         found.device = nullptr;
         return found;
     }

@@ -105,7 +105,7 @@ def test_a_device_for_wider_pieces_than_there_are_computes_none(paths: dict[str,
     ("name", "why"),
     [
         ("Nonesuch7", "there is no device Nonesuch7 here"),
-        ("CPU", "CPU is no device with a memory of its own"),
+        ("CPU", "CPU is of another type than gpu and igpu"),
         ("\x1b[31m", r"there is no device \x1b[31m here"),
     ],
 )
