@@ -517,12 +517,14 @@ class Engine:
     def save_state(self) -> bytearray:
         """The whole sequence state at the current position, logits not included."""
         f = ffi()
-        state = bytearray(self.state_size())
-        n_bytes = f.new("size_t *")
+        n_bytes = f.new("size_t *", self.state_size())
+        status = lib().BMOE_E_TOO_SMALL
         with self._in_use() as handle:
-            raw = f.from_buffer("char[]", state)
-            check(lib().bmoe_state_save(handle, raw, len(state), n_bytes), handle)
-            f.release(raw)
+            while status == lib().BMOE_E_TOO_SMALL:  # another thread's prefill came between
+                state = bytearray(n_bytes[0])
+                with f.from_buffer("char[]", state) as raw:
+                    status = lib().bmoe_state_save(handle, raw, len(state), n_bytes)
+            check(status, handle)
         del state[n_bytes[0] :]
         return state
 

@@ -60,6 +60,14 @@ def test_a_restored_state_computes_what_the_saved_one_did(arch: str, tiny_path: 
             np.testing.assert_array_equal(wanted, fresh(path, [TOKENS[:n_kept], TOKENS[n_kept : n_kept + 40]]))
 
 
+def test_a_state_that_grows_after_it_was_measured_is_saved(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As one does that another thread prefills."""
+    engine.prefill(TOKENS[:100])
+    whole = engine.save_state()
+    monkeypatch.setattr(Engine, "state_size", lambda _engine: 64)
+    assert engine.save_state() == whole
+
+
 def test_keep_cuts_and_drop_empties(engine: Engine, tiny_path: Path) -> None:
     engine.prefill(TOKENS[:100])
     engine.keep_state(64)
