@@ -14,7 +14,7 @@ from tests.device.server import Server
 TOKENS = [int(token) for token in np.random.default_rng(7).integers(0, 256, 200)]
 
 
-def with_matrices_in(path: Path, to: Path, kind: gguf.GGMLQuantizationType, but: str = "all of them") -> Path:
+def with_matrices_in(path: Path, to: Path, kind: gguf.GGMLQuantizationType, but: str | None = None) -> Path:
     """The model with the matrices of its layers in another type; the others, and those named `but`, as F32."""
     reader = gguf.GGUFReader(path)
     writer = gguf.GGUFWriter(to, str(reader.fields["general.architecture"].contents()))
@@ -23,7 +23,7 @@ def with_matrices_in(path: Path, to: Path, kind: gguf.GGMLQuantizationType, but:
             writer.add_key_value(name, field.contents(), field.types[0], field.types[-1])
     for tensor in reader.tensors:
         rows = gguf.quants.dequantize(tensor.data, tensor.tensor_type)
-        is_kept = but in tensor.name
+        is_kept = but is not None and but in tensor.name
         if tensor.name.startswith("blk.") and not is_kept and rows.ndim > 1 and rows.shape[-1] % 32 == 0:
             writer.add_tensor(tensor.name, gguf.quants.quantize(rows, kind), raw_dtype=kind)
         else:
