@@ -32,11 +32,12 @@ PrefillDevice::PrefillDevice(const FoundDevice &device, llama_context *context, 
         if (i == MOST_PLANS) fail(BMOE_E_UNSUPPORTED, "it computes with other weights each time it is asked");
     }
     // The model's, not the file's: of a layer that llama.cpp leaves out there is nothing to compute.
-    for (const auto &[name, tensor] : llama_internal_get_tensor_map(model)) {
+    for (const auto &named : llama_internal_get_tensor_map(model)) {
+        const std::string &name = named.first;
         if (!store || !is_expert_weight(name)) continue;
         const bool planned = std::any_of(plan_.layers.begin(), plan_.layers.end(), [&](const PlannedLayer &layer) {
             return std::any_of(layer.weights.begin(), layer.weights.end(),
-                               [&, of = tensor](const Weight &w) { return w.is_routed && w.tensor == of; });
+                               [&](const Weight &w) { return w.is_routed && w.tensor == named.second; });
         });
         if (!planned) fail(BMOE_E_UNSUPPORTED, "it does not compute with the experts of %s", name.c_str());
     }

@@ -351,7 +351,9 @@ LARGE = 400  # experts: 100 MB of a tiny model, which take a moment
 
 def started(dense: Path, *flags: str, before: str = "") -> subprocess.Popen[str]:
     """The command in a process of its own, writing moe.gguf; before: what that process does first."""
-    code = f"{before}\nimport sys\nfrom bmoe.cli.entry import main\nsys.exit(main())"
+    # What `nohup` starts ignores SIGHUP.
+    own = "import signal; signal.signal(signal.SIGHUP, signal.SIG_DFL)"
+    code = f"{own}\n{before}\nimport sys\nfrom bmoe.cli.entry import main\nsys.exit(main())"
     command = [sys.executable, "-c", code, "models", "upcycle", str(dense), "-o", str(dense.with_name("moe.gguf"))]
     return subprocess.Popen(
         [*command, "--experts", str(LARGE), "--used", "2", *flags],
