@@ -12,6 +12,7 @@ import pytest
 
 from bmoe import models
 from bmoe_native import _bmoe_cffi  # type: ignore[attr-defined]
+from tests.shim import built
 
 # Whoever starts tests in the background has them ignore Ctrl-C, and the processes that they start, too.
 signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -20,6 +21,12 @@ if build := os.environ.get("BMOE_TEST_BUILD"):
     _bmoe_cffi.__file__ = os.path.join(build, "libbmoe.so")
     # And in the processes that tests start.
     os.environ["PYTHONPATH"] = str(Path(__file__).parent / "sanitized")
+
+
+@pytest.fixture(scope="session")
+def shim(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The library of tests/shim.py."""
+    return built(tmp_path_factory.mktemp("shim"))
 
 
 @pytest.fixture(scope="session")

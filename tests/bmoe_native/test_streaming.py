@@ -5,7 +5,6 @@ import shutil
 import subprocess
 import sys
 import textwrap
-from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -13,6 +12,7 @@ import pytest
 
 from bmoe_native import ArgumentError, Engine, ReadError, Streaming, UnsupportedError
 from tests import tiny
+from tests.shim import preloaded
 
 TOKENS = [int(token) for token in np.random.default_rng(7).integers(0, 256, 200)]
 
@@ -297,43 +297,6 @@ def test_where_direct_reads_are_refused_the_page_cache_serves(path: Path, reside
         copy.unlink()
 
 
-SHIM = """
-#define _GNU_SOURCE
-#include <dlfcn.h>
-#include <errno.h>
-#include <stdlib.h>
-#include <string.h>
-#include <sys/uio.h>
-#include <unistd.h>
-static int n_calls;
-static int fails(void) {
-    const char *fault = getenv("FAULT");
-    if (!fault) return 0;
-    const int call = __sync_fetch_and_add(&n_calls, 1);
-    errno = !strcmp(fault, "eintr") && call % 2 ? EINTR : !strcmp(fault, "eio") && call == 9 ? EIO : 0;
-    return errno != 0;
-}
-ssize_t pread(int file, void *to, size_t n, off_t offset) {
-    ssize_t (*real)(int, void *, size_t, off_t) = (ssize_t (*)(int, void *, size_t, off_t))dlsym(RTLD_NEXT, "pread");
-    const char *fault = getenv("FAULT");
-    if (fails()) return -1;
-    if (fault && !strncmp(fault, "at", 2) && offset <= atol(fault + 2) && atol(fault + 2) < offset + (off_t)n) {
-        errno = EIO;
-        return -1;
-    }
-    return real(file, to, fault && !strcmp(fault, "short") && n > 4096 ? n / 2 : n, offset);
-}
-ssize_t preadv(int file, const struct iovec *parts, int n_parts, off_t offset) {
-    ssize_t (*real)(int, const struct iovec *, int, off_t) =
-        (ssize_t (*)(int, const struct iovec *, int, off_t))dlsym(RTLD_NEXT, "preadv");
-    const char *fault = getenv("FAULT");
-    if (fault && !strcmp(fault, "einval")) { errno = EINVAL; return -1; }
-    if (fault && !strcmp(fault, "dead")) { errno = EIO; return -1; }
-    if (fault && !strcmp(fault, "slow")) usleep(200000);
-    if (fails()) return -1;
-    return real(file, parts, fault && !strcmp(fault, "short") ? 1 : n_parts, offset);
-}
-"""
 PROGRAM = """
     import os, sys
     import numpy as np
@@ -350,20 +313,6 @@ PROGRAM = """
         sys.stdout.flush()
         sys.stdout.buffer.write(engine.logits().tobytes())
 """
-
-
-@pytest.fixture(scope="module")
-def shim(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    folder = tmp_path_factory.mktemp("shim")
-    (folder / "shim.c").write_text(SHIM)
-    library = folder / "shim.so"
-    subprocess.run(["cc", "-shared", "-fPIC", "-o", library, folder / "shim.c", "-ldl"], check=True)
-    yield library
-
-
-def preloaded(shim: Path) -> dict[str, str]:
-    """The environment with it; what is preloaded already, a sanitizer, has to be the first."""
-    return {**os.environ, "LD_PRELOAD": f"{os.environ.get('LD_PRELOAD', '')} {shim}".lstrip()}
 
 
 @pytest.mark.parametrize("fault", ["short", "einval", "eintr", "eio"])

@@ -15,8 +15,8 @@ import pytest
 
 from bmoe_native import ClosedError, Engine, EngineError, ReadError, Streaming
 from tests import tiny
-from tests.bmoe_native.test_streaming import SHIM, preloaded
 from tests.device.server import Server
+from tests.shim import preloaded
 from tests.tiny.family import N_EXPERT
 
 TOKENS = [int(token) for token in np.random.default_rng(7).integers(0, 256, 300)]
@@ -72,14 +72,6 @@ UNREADABLE = """
         sys.stdout.flush()
         sys.stdout.buffer.write(engine.logits().tobytes())
 """
-
-
-@pytest.fixture(scope="module")
-def shim(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("shim")
-    (folder / "shim.c").write_text(SHIM)
-    subprocess.run(["cc", "-shared", "-fPIC", "-o", folder / "shim.so", folder / "shim.c", "-ldl"], check=True)
-    return folder / "shim.so"
 
 
 def test_an_expert_that_cannot_be_read_for_the_device(paths: dict[str, Path], server: Server, shim: Path) -> None:
