@@ -46,6 +46,13 @@ def _index(name: str, value: str, allowed: tuple[str, ...]) -> int:
     return allowed.index(value)
 
 
+def _c_string(raw: bytes, what: str) -> bytes:
+    """The same, for what reads it up to a zero byte."""
+    if b"\0" in raw:
+        raise errors.ArgumentError(f"{what} holds a zero byte")
+    return raw
+
+
 def _encoded(text: str | bytes, what: str) -> bytes:
     if isinstance(text, bytes):
         return text
@@ -129,9 +136,7 @@ class Engine:
         Raises: ArgumentError, ModelError, EngineMemoryError, TemplateError, and what on_progress raises.
         """
         f, c = ffi(), lib()
-        raw_path = os.fsencode(path)
-        if b"\0" in raw_path:
-            raise errors.ArgumentError("the model's path holds a zero byte")
+        raw_path = _c_string(os.fsencode(path), "the model's path")
         hooks = Hooks(on_log, on_progress, on_routing, on_layer)
         params = f.new("bmoe_open_params *")
         c.bmoe_open_params_init(params)
@@ -161,10 +166,7 @@ class Engine:
             encoded = _encoded(chat_template, "the chat template")
             template = f.new("char[]", encoded)
             params.chat_template, params.chat_template_bytes = template, len(encoded)
-        raw_device = _encoded(prefill_device, "prefill_device")
-        if b"\0" in raw_device:
-            raise errors.ArgumentError("prefill_device holds a zero byte")
-        device = f.new("char[]", raw_device)
+        device = f.new("char[]", _c_string(_encoded(prefill_device, "prefill_device"), "prefill_device"))
         params.prefill_device = device
         params.log, params.progress, params.poll = hooks.log, hooks.progress, hooks.poll
         params.router, params.layer = hooks.routing, hooks.layer
@@ -246,7 +248,7 @@ class Engine:
         text_cap = 4096
         for slot, (role, content) in zip(raw, messages, strict=True):
             encoded = _encoded(content, "a message")
-            alive += [f.new("char[]", _encoded(role, "a role")), f.from_buffer("char[]", encoded)]
+            alive += [f.new("char[]", _c_string(_encoded(role, "a role"), "a role")), f.from_buffer("char[]", encoded)]
             slot.role, slot.content, slot.content_bytes = alive[-2], alive[-1], len(encoded)
             text_cap += 2 * len(encoded)
         spans_cap = 16 + 4 * len(messages)

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from bmoe_native import Engine, TemplateError, TooLongError
+from bmoe_native import ArgumentError, Engine, TemplateError, TooLongError
 from bmoe_native._lib import lib
 from tests import tiny
 
@@ -82,6 +82,11 @@ def test_roles_may_build_control_tokens(tmp_path: Path) -> None:
     template = "{{ '<|im_' + ('start' if messages[0].role == 'user' else '') + '|>' + messages[0].content }}"
     with Engine.open(tiny.write(tmp_path / "role.gguf", template=template)) as engine:
         assert engine.token_attr(engine.chat_tokens([("user", "x")])[0]) & lib().BMOE_TOKEN_CONTROL
+
+
+def test_a_role_with_a_zero_byte_is_refused(engine: Engine) -> None:
+    with pytest.raises(ArgumentError, match="a role holds a zero byte"):
+        engine.render([("user\0x", "hi")])
 
 
 def test_a_template_that_loses_the_mark_is_refused(tmp_path: Path) -> None:
